@@ -1,0 +1,51 @@
+# Every target does its own set-up: only python3 (3.11 or newer) and make are assumed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# Worker processes of the test suite; each simulates 8 devices, so more than the cores there are gains nothing.
+WORKERS ?= 2
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install the library with its development tools
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "sbp-jax needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+	         "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## train a small GPT on 8 simulated devices (or the GPUs there are); options: ARGS="--steps 50"
+	$(BIN)/python examples/train_gpt.py $(ARGS)
+
+test: $(STAMP) ## the test suite; options: ARGS="-k signature", WORKERS=4
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-all: $(STAMP) ## the test suite with the slow tests
+	$(BIN)/python -m pytest -n $(WORKERS) -m "" $(ARGS)
+
+lint: $(STAMP) ## ruff check, ruff format --check, pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(STAMP) ## sort imports, mend what ruff can mend, format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## every script in benchmarks/, one after the other
+	@set -e; for script in benchmarks/*.py; do \
+	  test -e "$$script" || { echo "no scripts in benchmarks/ yet"; break; }; \
+	  echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+clean: ## remove caches, build products and out/; .venv stays
+	rm -rf build dist out .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

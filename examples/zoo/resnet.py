@@ -1,0 +1,123 @@
+"""A small residual network for images (He et al., arXiv:1512.03385) in Flax nnx, trained by SGD with momentum."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from .common import Case, Tree, adamw, configure, cross_entropy
+from .nnx_case import case_of_module
+
+
+@dataclass(frozen=True, slots=True)
+class ResnetConfig:
+    """A stem, then one stage for each entry of ``channels`` with ``blocks`` basic blocks each.
+
+    Images are (batch, pixels, pixels, 3). ``optimizer`` is "sgd" (momentum 0.9) or "adamw".
+    """
+
+    channels: tuple[int, ...] = (16, 32)
+    blocks: int = 1
+    pixels: int = 16
+    classes: int = 16
+    batch: int = 16
+    dropout: float = 0.1
+    dtype: str = "float32"
+    optimizer: str = "sgd"
+    learning_rate: float = 0.05
+
+
+SIZES = {
+    "tiny": ResnetConfig(),
+    "resnet18": ResnetConfig(channels=(64, 128, 256, 512), blocks=2, pixels=64, classes=1024, batch=64, dropout=0.0),
+    "million-classes": ResnetConfig(channels=(64, 128), classes=2**20, batch=64, dropout=0.0),
+}
+
+
+def _conv(n_in: int, n_out: int, size: int, stride: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Conv:
+    return nnx.Conv(n_in, n_out, (size, size), stride, use_bias=False, dtype=dtype, rngs=rngs)
+
+
+class BasicBlock(nnx.Module):
+    """Two 3x3 convolutions and a shortcut, (batch, y, x, n_in) -> (batch, y/stride, x/stride, n_out)."""
+
+    def __init__(self, n_in: int, n_out: int, stride: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.conv_1 = _conv(n_in, n_out, 3, stride, dtype, rngs)
+        self.norm_1 = nnx.BatchNorm(n_out, momentum=0.9, dtype=dtype, rngs=rngs)
+        self.conv_2 = _conv(n_out, n_out, 3, 1, dtype, rngs)
+        self.norm_2 = nnx.BatchNorm(n_out, momentum=0.9, dtype=dtype, rngs=rngs)
+        self.shortcut = _conv(n_in, n_out, 1, stride, dtype, rngs) if stride > 1 or n_in != n_out else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = nnx.relu(self.norm_1(self.conv_1(x)))
+        y = self.norm_2(self.conv_2(y))
+        return nnx.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class Resnet(nnx.Module):
+    """Images (batch, pixels, pixels, 3) -> logits (batch, classes)."""
+
+    def __init__(self, config: ResnetConfig, rngs: nnx.Rngs):
+        dtype = jnp.dtype(config.dtype)
+        self.stem = _conv(3, config.channels[0], 3, 1, dtype, rngs)
+        self.norm = nnx.BatchNorm(config.channels[0], momentum=0.9, dtype=dtype, rngs=rngs)
+        blocks, n_in = [], config.channels[0]
+        for stage, n_out in enumerate(config.channels):
+            for i in range(config.blocks):
+                blocks.append(BasicBlock(n_in, n_out, 2 if stage > 0 and i == 0 else 1, dtype, rngs))
+                n_in = n_out
+        self.blocks = nnx.List(blocks)
+        self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
+        self.head = nnx.Linear(n_in, config.classes, dtype=dtype, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = nnx.relu(self.norm(self.stem(images)))
+        x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.dropout(x.mean((1, 2))))
+
+
+# In each block the first convolution is split by output features with its norm, the second by input features.
+MEGATRON = (
+    (r"conv_1/kernel\b", -1),
+    (r"norm_1/(scale|bias|mean|var)\b", -1),
+    (r"conv_2/kernel\b", -2),
+    (r"head/(kernel|bias)\b", -1),
+)
+
+
+def loss_fn(model: Resnet, batch: Tree) -> jax.Array:
+    """Mean cross entropy in nats an image."""
+    return cross_entropy(model(batch["images"]), batch["labels"])
+
+
+def build(size: str = "tiny", **overrides: object) -> Case:
+    """The training step; ``size`` is a key of ``SIZES``, ``overrides`` are fields of ``ResnetConfig``."""
+    config = configure(SIZES, size, overrides)
+    if config.optimizer not in ("sgd", "adamw"):
+        raise ValueError(f"optimizer is 'sgd' or 'adamw', got {config.optimizer!r}")
+    sgd = config.optimizer == "sgd"
+
+    def batch(seed: int) -> Tree:
+        # Each class is a smooth pattern of its own, seen through noise.
+        rng, patterns = np.random.default_rng(seed), np.random.default_rng(0)
+        labels = rng.integers(0, config.classes, config.batch)
+        coarse = patterns.normal(size=(config.classes if config.classes < 4096 else 4096, 4, 4, 3))
+        images = coarse[labels % len(coarse)].repeat(config.pixels // 4, 1).repeat(config.pixels // 4, 2)
+        images = images + 0.5 * rng.normal(size=images.shape)
+        return {"images": images.astype(np.float32), "labels": labels.astype(np.int32)}
+
+    return case_of_module(
+        "resnet",
+        lambda: Resnet(config, nnx.Rngs(0)),
+        optax.sgd(config.learning_rate, momentum=0.9) if sgd else adamw(config.learning_rate),
+        loss_fn,
+        batch,
+        layers=2 + 2 * config.blocks * len(config.channels),
+        optimizer="sgd+momentum" if sgd else "adamw+clip",
+        megatron_rules=MEGATRON,
+    )

@@ -1,0 +1,416 @@
+"""The front door: ``auto_parallel`` and ``plan``. Trace, plan, lower, compile once; then as fast as ``jax.jit``."""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from . import cluster as clusters
+from .config import AutoParallelConfig
+from .errors import PlanError
+from .lower import local_function
+from .placement import Placement, placement, to_partition_spec
+from .plan import PlanData
+from .planned import Plan
+from .planner import Request, fingerprint, make_plan, pin_signature
+from .progress import Progress
+from .signature import Component, Signature
+from .trace import Program, build
+
+_REPLAN_WARNING = 3
+
+
+class _OtherShapes(Exception):
+    """The jitted step was handed arguments that its plan is not for."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One planned and lowered instance of the function, for one set of argument shapes."""
+
+    plan: Plan
+    jitted: Any
+    constants: Sequence[Any]
+    shardings: Sequence[NamedSharding]
+
+
+class ParallelFunction:
+    """A function that runs by a plan. Calls like the function; ``plan`` and ``lower`` as well."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        where: Placement | None,
+        config: AutoParallelConfig,
+        donate_argnums: Sequence[int],
+        static_argnums: Sequence[int],
+        in_sbp: Any,
+        out_sbp: Any,
+        given: PlanData | None,
+    ) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self._fn, self._config = fn, config
+        self._placement = where
+        self._donate, self._static = tuple(donate_argnums), tuple(static_argnums)
+        self._in_sbp, self._out_sbp, self._given = in_sbp, out_sbp, given
+        self._entries: dict[Any, _Entry] = {}
+        self._last: _Entry | None = None
+        self._out_trees: dict[Any, Any] = {}
+        self._misses = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        last = self._last
+        if last is not None and not kwargs and not self._static:
+            try:
+                return last.jitted(*args, ({}, last.constants))
+            except _OtherShapes:
+                pass
+            except (ValueError, TypeError):
+                entry = self._find(args, kwargs)
+                if entry is last and not self._misplaced(entry, args, kwargs):
+                    raise
+        entry = self._entry(args, kwargs)
+        args, kwargs = self._place(entry, args, kwargs)
+        self._last = entry
+        return entry.jitted(*self._dynamic(args), (kwargs, entry.constants))
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for these arguments (arrays or ``jax.ShapeDtypeStruct``); made once for each set of shapes."""
+        return self._entry(args, kwargs).plan
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``jax.jit``'s: ``.compile()`` gives ``.as_text()``, ``.memory_analysis()``."""
+        entry = self._entry(args, kwargs)
+        return _lower(entry, self._dynamic(args), kwargs)
+
+    def _dynamic(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(x for i, x in enumerate(args) if i not in self._static)
+
+    def _key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
+        statics = tuple(args[i] for i in self._static)
+        return tree, statics, tuple(_aval(x) for x in leaves)
+
+    def _find(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entry | None:
+        return self._entries.get(self._key(args, kwargs))
+
+    def _entry(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entry:
+        key = self._key(args, kwargs)
+        if key not in self._entries:
+            if self._entries:
+                self._misses += 1
+                if self._misses > _REPLAN_WARNING:
+                    warnings.warn(
+                        f"{self.__name__} is planned and compiled for the {self._misses + 1}th set of argument shapes; "
+                        "each takes a plan of its own. Pad the arguments to few shapes, or plan ahead with .plan(...)",
+                        stacklevel=3,
+                    )
+            self._entries[key] = self._make(args, kwargs, key)
+        return self._entries[key]
+
+    def _make(self, args: Sequence[Any], kwargs: dict[str, Any], key: Any) -> _Entry:
+        where = self._given.placement if self._given is not None else self._where()
+        dynamic = self._dynamic(args)
+        with Progress(self.__name__) as progress:
+            progress("tracing")
+            program, in_tree, out_shape = _trace(self._fn, args, kwargs, self._static, self._donate)
+            out_tree = jax.tree.structure(out_shape)
+            known = self._out_trees.setdefault(key[0], out_tree)
+            if known != out_tree:
+                raise PlanError(
+                    f"{self.__name__} returned {known} before and returns {out_tree} now, for arguments of the same "
+                    "structure: the results' structure must not change between calls"
+                )
+            if self._given is not None:
+                data = _check_given(self._given, program, self.__name__)
+            else:
+                pins = {} if self._config.ignore_user_sbp else _pins(program, where, self._in_sbp, self._out_sbp,
+                                                                     in_tree, out_shape)  # fmt: skip
+                data = make_plan(program, _request(where, self._config, pins, progress), self.__name__)
+        data.in_tree, data.out_tree = in_tree, out_tree
+        plan = Plan.of(data)
+        entry = _entry(program, plan, (dynamic, kwargs), out_tree, self._donate_positions())
+        plan.compile = lambda: _lower(entry, jax.tree.map(_aval, dynamic), jax.tree.map(_aval, kwargs)).compile()
+        return entry
+
+    def _where(self) -> Placement:
+        if self._placement is None:
+            self._placement = placement.all(jax.default_backend())
+        return self._placement
+
+    def _donate_positions(self) -> tuple[int, ...]:
+        return tuple(i - sum(s < i for s in self._static) for i in self._donate)
+
+    def _place(self, entry: _Entry, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Move the arguments to where the plan wants them, once."""
+        leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
+        placed = [x if _is_there(x, s) else jax.device_put(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
+        dynamic, kwargs = jax.tree.unflatten(tree, placed)
+        supply = iter(dynamic)
+        return tuple(x if i in self._static else next(supply) for i, x in enumerate(args)), kwargs
+
+    def _misplaced(self, entry: _Entry, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        leaves = jax.tree.leaves((self._dynamic(args), kwargs))
+        return any(not _is_there(x, s) for x, s in zip(leaves, entry.shardings, strict=True))
+
+
+def auto_parallel(
+    fn: Callable[..., Any] | None = None,
+    *,
+    placement: Placement | None = None,
+    config: AutoParallelConfig | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    in_sbp: Any = None,
+    out_sbp: Any = None,
+    plan: PlanData | None = None,
+) -> Any:
+    """Run ``fn`` (a training step, say) in parallel by a plan made from its shapes. Use as a decorator or a call.
+
+    The first call traces, plans, compiles and runs; later calls cost what ``jax.jit``'s do.
+
+    Args:
+        fn: a function of arrays in trees, as for ``jax.jit``.
+        placement: the devices as a named mesh; every visible device on one axis where left out.
+        config: options of the planner.
+        donate_argnums: arguments whose memory the results may take over. A donated argument and the result that
+            replaces it share one signature, so a training loop never moves its state.
+        static_argnums: arguments that are Python values, as for ``jax.jit``.
+        in_sbp, out_sbp: pins: signatures for the arguments (a tuple, one entry for each; trees and prefixes of
+            trees are accepted, None leaves free) and for the results.
+        plan: run this plan, made elsewhere for the same function.
+
+    Returns:
+        A callable with ``.plan(*args)`` and ``.lower(*args)``.
+
+    Raises:
+        SbpError: pins that cannot be or contradict each other, placements whose devices do not exist.
+        PlanError: a plan for another function, memory that no plan meets.
+    """
+    if fn is None:
+        return functools.partial(
+            auto_parallel, placement=placement, config=config, donate_argnums=donate_argnums,
+            static_argnums=static_argnums, in_sbp=in_sbp, out_sbp=out_sbp, plan=plan,
+        )  # fmt: skip
+    if not callable(fn):
+        raise PlanError(f"auto_parallel takes a function, got {type(fn).__name__}")
+    return ParallelFunction(
+        fn, placement, config or AutoParallelConfig(), _indices(donate_argnums), _indices(static_argnums), in_sbp,
+        out_sbp, plan,
+    )  # fmt: skip
+
+
+def plan(
+    fn: Callable[..., Any],
+    *args: Any,
+    placement: Placement | None = None,
+    config: AutoParallelConfig | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    in_sbp: Any = None,
+    out_sbp: Any = None,
+    **kwargs: Any,
+) -> Plan:
+    """The plan for ``fn(*args)`` on ``placement``, from shapes alone: no device is touched.
+
+    ``args`` are arrays or ``jax.ShapeDtypeStruct``. Options as ``auto_parallel``'s, which see.
+    """
+    if isinstance(fn, ParallelFunction):
+        fn = fn._fn
+    parallel = auto_parallel(
+        fn, placement=placement, config=config, donate_argnums=donate_argnums, in_sbp=in_sbp, out_sbp=out_sbp
+    )
+    return parallel.plan(*args, **kwargs)
+
+
+def _indices(x: int | Sequence[int]) -> tuple[int, ...]:
+    return (x,) if isinstance(x, int) else tuple(x)
+
+
+def _aval(x: Any) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    if not hasattr(x, "dtype"):
+        return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(np.result_type(x)), weak_type=True)
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(x.dtype))
+
+
+def _is_there(x: Any, sharding: NamedSharding) -> bool:
+    return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
+
+
+def _trace(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int], donate: Sequence[int]
+) -> tuple[Program, Any, Any]:
+    """The program of a call, the tree of its dynamic arguments, and its results' shapes."""
+    bad = [i for i in (*donate, *static) if not 0 <= i < len(args)]
+    if bad:
+        raise PlanError(f"donate_argnums/static_argnums {bad} are not among the {len(args)} positional arguments")
+    dynamic = tuple(jax.tree.map(_aval, x) for i, x in enumerate(args) if i not in static)
+
+    def flat(dynamic: Any, kwargs: Any) -> Any:
+        supply = iter(dynamic)
+        return fn(*(args[i] if i in static else next(supply) for i in range(len(args))), **kwargs)
+
+    closed, out_shape = jax.make_jaxpr(flat, return_shape=True)(dynamic, jax.tree.map(_aval, kwargs))
+    paths = jax.tree_util.tree_flatten_with_path((dynamic, kwargs))[0]
+    names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in paths]
+    program = build(closed, names)
+    out_paths = jax.tree_util.tree_flatten_with_path(out_shape)[0]
+    for op, (path, _) in zip(program.output_ops, out_paths, strict=True):
+        op.label = jax.tree_util.keystr(path, simple=True, separator="/")
+    positions = [i - sum(s < i for s in static) for i in donate]
+    program.donated[:] = _replacements(dynamic, out_shape, positions)
+    return program, jax.tree.structure((dynamic, kwargs)), out_shape
+
+
+def _replacements(dynamic: Any, results: Any, donated: Sequence[int]) -> list[tuple[int, int]]:
+    """Which result replaces which donated argument: the subtree of the same structure and shapes, else leaf by leaf."""
+    numbered = jax.tree.unflatten(jax.tree.structure(results), range(len(jax.tree.leaves(results))))
+    subtrees = [(results, numbered)]
+    if isinstance(results, tuple | list):
+        subtrees += list(zip(results, numbered, strict=True))
+    elif isinstance(results, dict):
+        subtrees += [(results[k], numbered[k]) for k in results]
+    start = np.cumsum([0, *(len(jax.tree.leaves(x)) for x in dynamic)])
+    shapes = [(x.shape, x.dtype) for x in jax.tree.leaves(results)]
+    pairs: list[tuple[int, int]] = []
+    used: set[int] = set()
+    for position in donated:
+        argument = dynamic[position]
+        leaves, tree = jax.tree.flatten(argument)
+        for subtree, numbers in subtrees:
+            taken = jax.tree.leaves(numbers)
+            same = jax.tree.structure(subtree) == tree and all(
+                (a.shape, a.dtype) == shapes[k] for a, k in zip(leaves, taken, strict=True)
+            )
+            if same and not used & set(taken):
+                break
+        else:
+            taken = []
+            for a in leaves:
+                k = next((k for k, s in enumerate(shapes) if s == (a.shape, a.dtype) and k not in {*used, *taken}), -1)
+                taken.append(k)
+        pairs += [(int(start[position]) + i, k) for i, k in enumerate(taken) if k >= 0]
+        used |= set(taken)
+    return pairs
+
+
+def _pins(program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree: Any, out_shape: Any) -> Any:
+    """All pins of a program by node: of arguments, of results, and those written inside."""
+    pins: dict[int, tuple[Signature, str]] = {}
+    n = in_tree.num_leaves
+    arguments = jax.tree.unflatten(in_tree, range(n))[0]
+    results = jax.tree.unflatten(jax.tree.structure(out_shape), range(len(program.output_ops)))
+    for given, numbers, ops, words in (
+        (in_sbp, arguments, program.input_ops, "in_sbp"),
+        (out_sbp, results, program.output_ops, "out_sbp"),
+    ):
+        for k, signature in _spread(given, numbers, words):
+            op = ops[k]
+            value = (op.outs or op.ins)[0]
+            name = f"{words} of {op.label or 'the result'}"
+            pins[op.index] = (pin_signature(value, signature, where, name), name)
+    for op in program.nodes:
+        if op.name == "pin":
+            from .trace import user_line
+
+            name = f"to_global at {user_line(op.info) or 'an unknown line'}"
+            pins[op.index] = (pin_signature(op.outs[0], op.params["signature"], where, name), name)
+    return pins
+
+
+def _is_signature(x: Any) -> bool:
+    return x is None or isinstance(x, str | Signature | Component) or (
+        isinstance(x, tuple | list) and len(x) > 0 and all(isinstance(c, Component) for c in x)
+    )  # fmt: skip
+
+
+def _spread(given: Any, numbers: Any, words: str) -> list[tuple[int, Any]]:
+    """A tree of signatures (or a prefix of one) against a tree of leaf numbers."""
+    if given is None:
+        return []
+    if _is_signature(given):
+        return [(k, given) for k in jax.tree.leaves(numbers)]
+    try:
+        spread = jax.tree.map(
+            lambda s, part: [(k, s) for k in jax.tree.leaves(part)] if s is not None else [],
+            given, numbers, is_leaf=_is_signature,
+        )  # fmt: skip
+    except ValueError as error:
+        raise PlanError(f"{words} does not have the structure of what it pins: {error}") from None
+    pairs = jax.tree.leaves(spread, is_leaf=lambda x: isinstance(x, list) and all(isinstance(p, tuple) for p in x))
+    return [p for part in pairs for p in part]
+
+
+def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: Callable[[str], None]) -> Request:
+    return Request(
+        placement=where,
+        cluster=clusters.get(config.cluster or where.cluster) if (config.cluster or where.cluster)
+        else clusters.default_for(where.type, where.is_abstract),
+        pins=pins,
+        memory_limit_bytes=config.memory_limit,
+        computation_ratio=config.computation_cost_ratio,
+        gap=config.gap,
+        time_limit=config.time_limit,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _check_given(given: PlanData, program: Program, name: str) -> PlanData:
+    found = fingerprint(program)
+    if given.fingerprint != found:
+        raise PlanError(
+            f"the plan was made for another function or other shapes: it is for {given.function!r} "
+            f"({given.fingerprint}), {name!r} with these arguments is {found}. Plan again for these arguments"
+        )
+    return given
+
+
+def _entry(program: Program, plan: Plan, dynamic: Any, out_tree: Any, donate: tuple[int, ...]) -> _Entry:
+    """The jitted step of a plan. On an abstract placement it can be planned only."""
+    where = plan.placement
+    n = len(plan.inputs) - len(program.constants)
+    in_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.inputs]
+    out_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.outputs]
+    if where.is_abstract:
+        return _Entry(plan, None, (), ())
+    mesh = where.mesh
+    body = jax.shard_map(
+        local_function(program, plan), mesh=mesh, in_specs=tuple(in_specs), out_specs=list(out_specs), check_vma=False
+    )
+    shardings = [NamedSharding(mesh, spec) for spec in in_specs]
+    constants = tuple(jax.device_put(c, s) for c, s in zip(program.constants, shardings[n:], strict=True))
+    expected = [(leaf.shape, leaf.dtype) for leaf in plan.inputs]
+
+    def step(*arguments: Any) -> Any:
+        *args, (kwargs, consts) = arguments
+        leaves = [*jax.tree.leaves((tuple(args), kwargs)), *consts]
+        if [(x.shape, str(x.dtype)) for x in leaves] != expected:
+            raise _OtherShapes
+        return jax.tree.unflatten(out_tree, body(*leaves))
+
+    step.__name__ = step.__qualname__ = plan.function
+    tree = jax.tree.structure(dynamic)
+    args_shardings, kwargs_shardings = jax.tree.unflatten(tree, shardings[:n])
+    jitted = jax.jit(
+        step,
+        in_shardings=(*args_shardings, (kwargs_shardings, tuple(shardings[n:]))),
+        out_shardings=jax.tree.unflatten(out_tree, [NamedSharding(mesh, s) for s in out_specs]),
+        donate_argnums=donate,
+    )
+    return _Entry(plan, jitted, constants, shardings[:n])
+
+
+def _lower(entry: _Entry, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if entry.jitted is None:
+        raise PlanError(
+            f"{entry.plan.placement} is abstract: a plan for it can be read and saved, but not compiled here"
+        )
+    return entry.jitted.lower(*jax.tree.map(_aval, tuple(args)), (jax.tree.map(_aval, kwargs), entry.constants))

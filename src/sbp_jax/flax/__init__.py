@@ -1,0 +1,3 @@
+"""Flax users' door: ``sbp.flax.jit`` stands where ``nnx.jit`` stood."""
+
+from .jit import jit as jit

@@ -1,0 +1,3 @@
+"""plan + program -> JAX, and what XLA made of it against the plan."""
+
+from .emit import local_function as local_function

@@ -1,0 +1,250 @@
+"""plan + program -> a function of local pieces, run in one ``shard_map`` that is manual on every mesh axis.
+
+Each op computes on the device's own pieces, a partial value is simply the device's term, and every change of
+signature is an explicit collective under a name scope of its own. XLA's partitioner has nothing left to decide
+(docs/decisions/0001-manual-lowering.md).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .. import boxing
+from ..errors import PlanError
+from ..placement import Placement
+from ..plan import PlanData
+from ..rules import Local, lookup, whole
+from ..rules.widen import B, Code, signature_of, strategies
+from ..signature import Partial, Signature, Split, broadcast, local_shape
+from ..trace import Atom, Graph, Lit, Op, Program, Structured, Value
+
+Scope = dict[int, dict[Signature, Any]]
+
+
+def local_function(program: Program, plan: PlanData, cluster: Any = None) -> Callable[..., list[Any]]:
+    """The program on local pieces: flat local arguments (constants last) to flat local results.
+
+    Valid inside ``jax.shard_map`` manual on all axes of the plan's placement.
+    """
+    if len(plan.nodes) != len(program.nodes):
+        raise PlanError(
+            f"the plan is for another program: it has {len(plan.nodes)} nodes, this one {len(program.nodes)}"
+        )
+    return _Emitter(program, plan, cluster).run
+
+
+class _Emitter:
+    def __init__(self, program: Program, plan: PlanData, cluster: Any) -> None:
+        self.program, self.placement, self.cluster = program, plan.placement, cluster
+        self.decision = [plan.strategies[k] if k >= 0 else None for k in plan.nodes]
+        self.boxings = {(b.value_id, b.dst): b for b in plan.boxing_list}
+        self.producer = {v.id: op for op in program.nodes for v in op.outs}
+
+    def run(self, *arguments: Any) -> list[Any]:
+        scope: Scope = {}
+        for op, x in zip(self.program.input_ops, arguments, strict=True):
+            self.define(scope, op.outs[0], self.outs(op)[0], x)
+        self.graph(self.program.graph, scope)
+        return [self.read(scope, op.ins[0], self.ins(op)[0]) for op in self.program.output_ops]
+
+    def ins(self, op: Op) -> Sequence[Signature]:
+        return self.decide(op)[0]
+
+    def outs(self, op: Op) -> Sequence[Signature]:
+        return self.decide(op)[1]
+
+    def decide(self, op: Op) -> tuple[tuple[Signature, ...], tuple[Signature, ...]]:
+        """The plan's signatures for a node's operands and results."""
+        found = self.decision[op.index]
+        if found is None:
+            raise PlanError(f"the plan says nothing about {op}: it was made for another program")
+        return found
+
+    def define(self, scope: Scope, value: Value, signature: Signature, x: Any) -> None:
+        scope[value.id] = {signature: x}
+
+    def read(self, scope: Scope, atom: Atom, signature: Signature) -> Any:
+        """The local piece of a value in a signature; boxed, once a scope, when it is not there in it yet."""
+        if isinstance(atom, Lit):
+            x = jnp.asarray(atom.literal, atom.dtype)
+            return x if not signature.has_partial else self.box(x, atom, _whole(signature), signature)
+        known = scope.setdefault(atom.id, {})
+        if signature in known:
+            return known[signature]
+        planned = self.boxings.get((atom.id, signature))
+        if planned is not None:
+            x = self.read(scope, atom, planned.src)
+            with jax.named_scope(planned.scope):
+                known[signature] = self.box(x, atom, planned.src, signature)
+        else:
+            known[signature] = self.remake(scope, atom, signature)
+        return known[signature]
+
+    def remake(self, scope: Scope, value: Value, signature: Signature) -> Any:
+        """A value that costs nothing to make: computed in the signature asked for (partial: whole, then kept)."""
+        if signature.has_partial:
+            plain = _whole(signature)
+            return self.box(self.read(scope, value, plain), value, plain, signature)
+        op = self.producer[value.id]
+        ins, outs = _way_to_make(op, op.outs.index(value), _code(signature), self.placement.shape)
+        return self.compute(scope, op, ins, outs)[op.outs.index(value)]
+
+    def box(self, x: Any, atom: Atom, src: Signature, dst: Signature) -> Any:
+        route = boxing.route(src, dst, self.placement, atom.shape, str(atom.dtype), self.cluster)
+        return boxing.apply(route, x, self.placement.axis_names)
+
+    def graph(self, graph: Graph, scope: Scope) -> None:
+        for op in graph.ops:
+            if isinstance(op, Structured):
+                _STRUCTURED[op.kind](self, op, scope)
+            elif self.decision[op.index] is not None:  # the others are made where they are needed
+                results = self.compute(scope, op, self.ins(op), self.outs(op))
+                for v, s, y in zip(op.outs, self.outs(op), results, strict=True):
+                    self.define(scope, v, s, y)
+
+    def compute(self, scope: Scope, op: Op, ins: Sequence[Signature], outs: Sequence[Signature]) -> Sequence[Any]:
+        """Run one op on local pieces."""
+        arguments = [self.read(scope, x, s) for x, s in zip(op.ins, ins, strict=True)]
+        rule = lookup(op.name)
+        if rule is not None and rule.local is not None:
+            p = self.placement
+            local = Local(
+                p.axis_names, p.shape, tuple(map(_code, ins)), tuple(map(_code, outs)),
+                tuple(x.shape for x in arguments),
+                tuple(local_shape(v.shape, s, p.shape) for v, s in zip(op.outs, outs, strict=True)),
+            )  # fmt: skip
+            y = rule.local(op, local, *arguments)
+            return y if isinstance(y, list | tuple) else [y]
+        y = op.primitive.bind(*arguments, **op.params)
+        return y if op.primitive.multiple_results else [y]
+
+    def body(self, graph: Graph, arguments: Sequence[tuple[Value, Signature, Any]]) -> Scope:
+        """Run a body in a scope of its own."""
+        scope: Scope = {}
+        for v, s, x in arguments:
+            self.define(scope, v, s, x)
+        self.graph(graph, scope)
+        return scope
+
+    def typed(self, scope: Scope, atom: Atom, signature: Signature, like: Any) -> Any:
+        """A loop's result with exactly the dtype and weak type of what it replaces."""
+        x = self.read(scope, atom, signature)
+        return x if jax.typeof(x) == jax.typeof(like) else lax.convert_element_type(x, like.dtype)
+
+
+def _whole(signature: Signature) -> Signature:
+    return Signature(tuple(broadcast if isinstance(c, Partial) else c for c in signature))
+
+
+def _code(signature: Signature) -> Code:
+    return tuple(c.dim if isinstance(c, Split) else B for c in signature)
+
+
+def _way_to_make(
+    op: Op, result: int, code: Code, axis_sizes: tuple[int, ...]
+) -> tuple[tuple[Signature, ...], tuple[Signature, ...]]:
+    """Operand and result signatures of an op without decision, given one result's."""
+    rule = lookup(op.name)
+    factors = rule.factors(op) if rule is not None else whole(op)
+    for s in strategies(factors, axis_sizes, (False,) * len(factors.linear)):
+        if s.outs[result] == code:
+            return tuple(map(signature_of, s.ins)), tuple(map(signature_of, s.outs))
+    raise PlanError(f"{op} cannot be made as ({signature_of(code)})")
+
+
+def _scan(e: _Emitter, op: Structured, scope: Scope) -> None:
+    enter, carry, unstack, stack = (op.roles[r] for r in ("enter", "carry", "unstack", "stack"))
+    (body,) = op.bodies
+    fixed = [(o.outs[0], e.outs(o)[0], e.read(scope, o.ins[0], e.ins(o)[0])) for o in enter]
+    initial = [e.read(scope, o.ins[0], e.ins(o)[0]) for o in carry]
+    sliced = [e.read(scope, o.ins[0], e.ins(o)[0]) for o in unstack]
+
+    def step(held: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        inner = e.body(
+            body,
+            [
+                *fixed,
+                *((o.outs[0], e.outs(o)[0], x) for o, x in zip(carry, held, strict=True)),
+                *((o.outs[0], e.outs(o)[0], x) for o, x in zip(unstack, xs, strict=True)),
+            ],
+        )
+        new = [e.typed(inner, o.ins[1], e.ins(o)[1], x) for o, x in zip(carry, held, strict=True)]
+        return new, [e.read(inner, o.ins[0], e.ins(o)[0]) for o in stack]
+
+    final, collected = lax.scan(
+        step, initial, sliced, length=op.params["length"], reverse=op.params["reverse"], unroll=op.params["unroll"]
+    )
+    for o, x in zip(carry, final, strict=True):
+        e.define(scope, o.outs[1], e.outs(o)[1], x)
+    for o, x in zip(stack, collected, strict=True):
+        e.define(scope, o.outs[0], e.outs(o)[0], x)
+
+
+def _while(e: _Emitter, op: Structured, scope: Scope) -> None:
+    carry = op.roles["carry"]
+    cond_graph, body_graph = op.bodies
+    entered = {
+        role: [(o.outs[0], e.outs(o)[0], e.read(scope, o.ins[0], e.ins(o)[0])) for o in op.roles[role]]
+        for role in ("cond_enter", "body_enter")
+    }
+    (predicate,) = op.roles["predicate"]
+
+    def goes_on(held: list[Any]) -> Any:
+        inner = e.body(
+            cond_graph,
+            entered["cond_enter"] + [(o.outs[2], e.outs(o)[2], x) for o, x in zip(carry, held, strict=True)],
+        )
+        return e.read(inner, predicate.ins[0], e.ins(predicate)[0])
+
+    def step(held: list[Any]) -> list[Any]:
+        inner = e.body(
+            body_graph,
+            entered["body_enter"] + [(o.outs[0], e.outs(o)[0], x) for o, x in zip(carry, held, strict=True)],
+        )
+        return [e.typed(inner, o.ins[1], e.ins(o)[1], x) for o, x in zip(carry, held, strict=True)]
+
+    final = lax.while_loop(goes_on, step, [e.read(scope, o.ins[0], e.ins(o)[0]) for o in carry])
+    for o, x in zip(carry, final, strict=True):
+        e.define(scope, o.outs[1], e.outs(o)[1], x)
+
+
+def _cond(e: _Emitter, op: Structured, scope: Scope) -> None:
+    (predicate,), join = op.roles["predicate"], op.roles["join"]
+    entered = [
+        [(o.outs[0], e.outs(o)[0], e.read(scope, o.ins[0], e.ins(o)[0])) for o in op.roles[f"enter{k}"]]
+        for k in range(len(op.bodies))
+    ]
+
+    def branch(k: int) -> Callable[[], list[Any]]:
+        def run() -> list[Any]:
+            inner = e.body(op.bodies[k], entered[k])
+            results = [e.read(inner, o.ins[k], e.ins(o)[k]) for o in join]
+            return [
+                y if y.dtype == o.outs[0].dtype else lax.convert_element_type(y, o.outs[0].dtype)
+                for o, y in zip(join, results, strict=True)
+            ]
+
+        return run
+
+    index = e.read(scope, predicate.ins[0], e.ins(predicate)[0])
+    results = lax.switch(lax.convert_element_type(index, jnp.int32), [branch(k) for k in range(len(op.bodies))])
+    for o, x in zip(join, results, strict=True):
+        e.define(scope, o.outs[0], e.outs(o)[0], x)
+
+
+def _barrier(e: _Emitter, op: Structured, scope: Scope) -> None:
+    links = op.roles["barrier"]
+    held = lax.optimization_barrier(tuple(e.read(scope, o.ins[0], e.ins(o)[0]) for o in links))
+    for o, x in zip(links, held, strict=True):
+        e.define(scope, o.outs[0], e.outs(o)[0], x)
+
+
+_STRUCTURED: dict[str, Callable[[_Emitter, Structured, Scope], None]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "barrier": _barrier,
+}

@@ -1,0 +1,236 @@
+"""Placements: which devices hold a tensor, arranged in a named n-d mesh; signatures <-> JAX shardings.
+
+A placement is plain data (type, ranks, axis names). Its ``mesh`` is made on demand, so a placement
+for planning needs no devices at all (``placement.abstract``).
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from .errors import PlacementError, SignatureError
+from .signature import Broadcast, Component, Partial, Signature, SignatureLike, Split, broadcast, signature_for
+
+_TYPES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Devices of one ``type``, as an n-d array of ranks with a name for each axis.
+
+    ``ranks`` index ``jax.devices(type)``; the order given is the order meant. ``cluster`` names the
+    hardware that an abstract placement stands for.
+    """
+
+    type: str
+    shape: tuple[int, ...]
+    flat_ranks: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    is_abstract: bool = False
+    cluster: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.type not in _TYPES.values():
+            raise PlacementError(f"placement type {self.type!r} is not known; possible: {', '.join(_TYPES)}")
+        if not self.shape or any(n < 1 for n in self.shape):
+            raise PlacementError(f"placement needs at least one device on each axis, got shape {self.shape}")
+        repeated = sorted({r for r in self.flat_ranks if self.flat_ranks.count(r) > 1}) if len(
+            set(self.flat_ranks)
+        ) != len(self.flat_ranks) else []
+        if repeated:
+            raise PlacementError(f"ranks {repeated} are repeated in the placement; each device can hold one component")
+        if any(r < 0 for r in self.flat_ranks):
+            raise PlacementError(f"ranks must be 0 or more, got {sorted(r for r in self.flat_ranks if r < 0)}")
+        if len(self.axis_names) != len(self.shape) or len(set(self.axis_names)) != len(self.axis_names):
+            raise PlacementError(
+                f"axis_names {self.axis_names} must be {len(self.shape)} different names, one for each axis of "
+                f"shape {self.shape}"
+            )
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """The ranks as an array of the placement's shape."""
+        return np.array(self.flat_ranks).reshape(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of mesh axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self.shape)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ``jax.sharding.Mesh`` over the devices. Raises ``PlacementError`` when they do not exist."""
+        if self.is_abstract:
+            raise PlacementError(
+                f"{self} is abstract: it has no devices, it is for planning only. "
+                "Use sbp.placement(type, ranks=...) or sbp.placement.all(type) to run"
+            )
+        return _mesh(self)
+
+    @property
+    def abstract_mesh(self) -> AbstractMesh:
+        """The same shape and names without devices."""
+        return AbstractMesh(self.shape, self.axis_names, axis_types=(AxisType.Auto,) * self.ndim)
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{name}={n}" for name, n in zip(self.axis_names, self.shape, strict=True))
+        return f"{'abstract ' if self.is_abstract else ''}{self.cluster or self.type}[{axes}]"
+
+
+@functools.lru_cache(maxsize=256)
+def _mesh(p: Placement) -> Mesh:
+    devices = _devices(p.type)
+    missing = sorted(r for r in p.flat_ranks if r >= len(devices))
+    if missing:
+        raise PlacementError(
+            f"{p} needs ranks {missing}, but there are only {len(devices)} {p.type} device(s) "
+            f"(ranks 0..{len(devices) - 1}). "
+            "To simulate more on CPU set XLA_FLAGS=--xla_force_host_platform_device_count=N before jax starts; "
+            "to plan without devices use sbp.placement.abstract(shape, axis_names=...)"
+        )
+    array = np.array([devices[r] for r in p.flat_ranks], dtype=object).reshape(p.shape)
+    return Mesh(array, p.axis_names, axis_types=(AxisType.Auto,) * p.ndim)
+
+
+def _devices(kind: str) -> list[jax.Device]:
+    try:
+        return jax.devices(kind)
+    except RuntimeError as error:
+        raise PlacementError(
+            f"there are no {kind} devices here; this process sees {jax.devices()[0].platform} only"
+        ) from error
+
+
+def _kind(type: str) -> str:
+    if type not in _TYPES:
+        raise PlacementError(f"placement type {type!r} is not known; possible: {', '.join(_TYPES)}")
+    return _TYPES[type]
+
+
+def _names(axis_names: Sequence[str] | str | None, ndim: int) -> tuple[str, ...]:
+    if axis_names is None:
+        return tuple(f"axis{i}" for i in range(ndim))
+    return (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+
+
+class _PlacementFactory:
+    """``sbp.placement(...)`` and its other constructors."""
+
+    def __call__(self, type: str, ranks: object, axis_names: Sequence[str] | str | None = None) -> Placement:
+        """Devices ``ranks`` (an int, or a nested list of any depth) of ``type`` "cpu", "gpu"/"cuda" or "tpu"."""
+        try:
+            array = np.atleast_1d(np.asarray(ranks))
+        except ValueError:
+            array = np.empty(0, dtype=object)
+        if array.size == 0 or not np.issubdtype(array.dtype, np.integer):
+            raise PlacementError(f"ranks must be a non-empty regular array of integers, got {ranks!r}")
+        return Placement(_kind(type), array.shape, tuple(map(int, array.ravel())), _names(axis_names, array.ndim))
+
+    def all(self, type: str, axis_names: Sequence[str] | str | None = None) -> Placement:
+        """Every visible device of ``type``, on one axis."""
+        n = len(_devices(_kind(type)))
+        return Placement(_kind(type), (n,), tuple(range(n)), _names(axis_names, 1))
+
+    def from_mesh(self, mesh: Mesh | AbstractMesh) -> Placement:
+        """The placement of a ``jax.sharding.Mesh`` (an ``AbstractMesh`` gives an abstract placement)."""
+        names = tuple(map(str, mesh.axis_names))
+        if isinstance(mesh, AbstractMesh):
+            return self.abstract(tuple(mesh.axis_sizes), axis_names=names)
+        devices = list(mesh.devices.ravel())
+        kind = _kind(devices[0].platform)
+        order = {d: r for r, d in enumerate(_devices(kind))}
+        return Placement(kind, mesh.devices.shape, tuple(order[d] for d in devices), names)
+
+    def abstract(
+        self,
+        shape: Sequence[int] | int,
+        axis_names: Sequence[str] | str | None = None,
+        cluster: str | None = None,
+        type: str = "gpu",
+    ) -> Placement:
+        """A mesh of ``shape`` without devices, standing for ``cluster``: for planning only."""
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        names = _names(axis_names, len(sizes))
+        return Placement(_kind(type), sizes, tuple(range(math.prod(sizes))), names, True, cluster)
+
+
+placement = _PlacementFactory()
+
+
+def to_partition_spec(
+    signature: SignatureLike, p: Placement, ndim: int, allow_unreduced: bool = False
+) -> PartitionSpec:
+    """The ``PartitionSpec`` of a tensor of rank ``ndim``, one entry for each dimension.
+
+    A dimension split by several axes names them outermost first. ``PartitionSpec`` cannot say partial:
+    that raises ``SignatureError``, or with ``allow_unreduced`` sums become ``P(..., unreduced={axis})``.
+    """
+    sig = signature_for(signature, ndim, p.shape)
+    entries: list[str | tuple[str, ...] | None] = []
+    for dim in range(ndim):
+        names = tuple(p.axis_names[i] for i in sig.split_axes(dim))
+        entries.append(names[0] if len(names) == 1 else names or None)
+    partial = {p.axis_names[i]: c for i, c in enumerate(sig) if isinstance(c, Partial)}
+    if not partial:
+        return PartitionSpec(*entries)
+    if not allow_unreduced:
+        raise SignatureError(
+            f"({sig}) is partial on {', '.join(partial)}: a PartitionSpec can say split and broadcast only. "
+            "Redistribute to B or S(dim) first, or pass allow_unreduced=True"
+        )
+    other = [c for c in partial.values() if c.op != "sum"]
+    if other:
+        raise SignatureError(f"({sig}): PartitionSpec(unreduced=...) means a sum; {other[0]} has no counterpart")
+    return PartitionSpec(*entries, unreduced=set(partial))
+
+
+def to_sharding(signature: SignatureLike, p: Placement, ndim: int) -> NamedSharding:
+    """The ``NamedSharding`` of a tensor of rank ``ndim`` on ``p`` (whose devices must exist)."""
+    return NamedSharding(p.mesh, to_partition_spec(signature, p, ndim))
+
+
+def from_partition_spec(spec: PartitionSpec, axis_names: Sequence[str], ndim: int) -> Signature:
+    """The signature that ``spec`` means on axes ``axis_names``; what SBP cannot say raises."""
+    order = {name: i for i, name in enumerate(axis_names)}
+    components: list[Component] = [broadcast] * len(order)
+    if len(spec) > ndim:
+        raise SignatureError(f"{spec} has {len(spec)} entries, but the tensor has rank {ndim}")
+    for dim, entry in enumerate(spec):
+        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        unknown = [n for n in names if n not in order]
+        if unknown:
+            raise SignatureError(f"{spec} names axes {unknown}; the mesh has {tuple(order)}")
+        if list(names) != sorted(names, key=order.__getitem__):
+            raise SignatureError(
+                f"{spec} splits dimension {dim} by {names}, against the order of the mesh axes {tuple(order)}: "
+                "signatures nest outermost first. Reorder the mesh's axes, or the entry"
+            )
+        for name in names:
+            components[order[name]] = Split(dim)
+    for name in getattr(spec, "unreduced", ()):
+        components[order[name]] = Partial("sum")
+    return Signature(tuple(components))
+
+
+def from_sharding(sharding: NamedSharding, ndim: int) -> Signature:
+    """The signature, on the sharding's own mesh, of a tensor of rank ``ndim``."""
+    if not isinstance(sharding, NamedSharding):
+        raise SignatureError(
+            f"from_sharding takes a NamedSharding (a mesh with names), got {type(sharding).__name__}"
+        )
+    return from_partition_spec(sharding.spec, tuple(map(str, sharding.mesh.axis_names)), ndim)
+
+
+def is_whole(signature: Signature) -> bool:
+    """Whether every device holds the whole value."""
+    return all(isinstance(c, Broadcast) for c in signature)

@@ -1,0 +1,273 @@
+"""A plan is data: every value's signature, every move of data, what it costs, what was proven. JSON both ways.
+
+``PlanData`` knows nothing of tracing, planning or XLA. ``sbp.Plan`` (``planned.py``) adds what needs them.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+from jax.sharding import PartitionSpec
+
+from .errors import PlanError
+from .placement import Placement, to_partition_spec
+from .signature import Signature
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array among the arguments or results: its path in the tree, whole shape, dtype, signature."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step of a boxing: the collective (or local copy), the mesh axes, bytes each device sends, seconds."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: float
+    seconds: float
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether devices talk."""
+        return self.kind not in ("slice", "to_partial")
+
+
+@dataclass(frozen=True, slots=True)
+class Boxing:
+    """One value changes its signature, ``times`` a step. ``bytes`` and ``seconds`` are for one time.
+
+    ``source`` is the user's line that computes the value; ``user`` the one that needs the new signature.
+    """
+
+    id: int
+    value_id: int
+    value: str
+    shape: tuple[int, ...]
+    dtype: str
+    src: Signature
+    dst: Signature
+    moves: tuple[Move, ...]
+    times: float
+    source: str
+    user: str
+
+    @property
+    def bytes(self) -> float:
+        """Bytes each device sends, once."""
+        return sum(m.bytes for m in self.moves)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds, once."""
+        return sum(m.seconds for m in self.moves)
+
+    @property
+    def collective(self) -> str:
+        """The collectives in order, ``"none"`` for a local copy."""
+        return " + ".join(m.kind for m in self.moves if m.is_collective) or "none"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes that take part."""
+        return tuple(dict.fromkeys(a for m in self.moves if m.is_collective for a in m.axes))
+
+    @property
+    def scope(self) -> str:
+        """The name under which it appears in the compiled program's metadata."""
+        return f"box{self.id}"
+
+    def __str__(self) -> str:
+        where = f" [{self.user or self.source}]" if self.user or self.source else ""
+        return f"{self.value} ({self.src}) -> ({self.dst}): {self.collective}{where}"
+
+
+@dataclass
+class PlanData:
+    """What was decided for one function on one placement.
+
+    ``strategies`` is a table of (operand signatures, result signatures); ``nodes`` indexes it for every node of
+    the program in order. ``fingerprint`` identifies the traced program. Bytes are per device and step, seconds
+    per step, memory in bytes per device.
+    """
+
+    function: str
+    fingerprint: str
+    placement: Placement
+    inputs: list[Leaf]
+    outputs: list[Leaf]
+    strategies: list[tuple[tuple[Signature, ...], tuple[Signature, ...]]]
+    nodes: list[int]
+    boxing_list: list[Boxing]
+    compute_seconds: float
+    boxing_seconds: float
+    memory_per_device: float
+    objective: float
+    bound: float
+    cluster: str
+    solver: str
+    planning_seconds: float
+    unruled: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    statistics: dict[str, float] = field(default_factory=dict)
+    in_tree: Any = None
+    out_tree: Any = None
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted seconds of a step: compute and boxing, not overlapped."""
+        return self.compute_seconds + self.boxing_seconds
+
+    @property
+    def bytes_on_wire(self) -> float:
+        """Bytes each device sends in a step."""
+        return sum(b.bytes * b.times for b in self.boxing_list)
+
+    @property
+    def optimality_gap(self) -> float:
+        """Proven: (objective - lower bound) / objective; 0 when optimal."""
+        if not self.objective:
+            return 0.0
+        gap = max(0.0, (self.objective - self.bound) / self.objective)
+        return 0.0 if gap < 1e-9 else gap
+
+    def boxings(self) -> list[Boxing]:
+        """Every move of data between devices or signatures, in program order."""
+        return list(self.boxing_list)
+
+    def signatures(self) -> tuple[Any, Any]:
+        """(arguments, results): trees of ``Signature``, like the function's; dicts by path for a loaded plan."""
+        return self._tree(self.inputs, self.in_tree, False), self._tree(self.outputs, self.out_tree, False)
+
+    def partition_specs(self) -> tuple[Any, Any]:
+        """(arguments, results): trees of ``PartitionSpec``, for code that does not use this library."""
+        return self._tree(self.inputs, self.in_tree, True), self._tree(self.outputs, self.out_tree, True)
+
+    def _tree(self, leaves: Sequence[Leaf], tree: Any, specs: bool) -> Any:
+        leaves = [leaf for leaf in leaves if not leaf.path.startswith("constant ")]
+
+        def of(leaf: Leaf) -> Signature | PartitionSpec:
+            return to_partition_spec(leaf.signature, self.placement, len(leaf.shape)) if specs else leaf.signature
+
+        if tree is None:
+            return {leaf.path: of(leaf) for leaf in leaves}
+        return jax.tree.unflatten(tree, [of(leaf) for leaf in leaves])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        table: dict[Signature, int] = {}
+
+        def number(s: Signature) -> int:
+            return table.setdefault(s, len(table))
+
+        strategies = [[list(map(number, ins)), list(map(number, outs))] for ins, outs in self.strategies]
+        data: dict[str, Any] = {"schema": SCHEMA_VERSION}
+        for name in _PLAIN:
+            data[name] = getattr(self, name)
+        data["placement"] = asdict(self.placement)
+        data["inputs"] = [_leaf_json(leaf) for leaf in self.inputs]
+        data["outputs"] = [_leaf_json(leaf) for leaf in self.outputs]
+        data["boxings"] = [_boxing_json(b) for b in self.boxing_list]
+        data["signatures"] = [str(s) for s in table]
+        data["strategies"] = strategies
+        data["nodes"] = self.nodes
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], where: str = "plan") -> Self:
+        """The plan of JSON data. Another schema version, or missing parts, raise ``PlanError``."""
+        version = data.get("schema") if isinstance(data, Mapping) else None
+        if version != SCHEMA_VERSION:
+            raise PlanError(
+                f"{where} has schema version {version!r}; this version of sbp_jax reads {SCHEMA_VERSION}. "
+                "Make the plan again with this version, or read it with the one that wrote it"
+            )
+        try:
+            signatures = [Signature.parse(s) for s in data["signatures"]]
+            return cls(
+                **{name: data[name] for name in _PLAIN if name != "unruled"},
+                unruled=[(p, s) for p, s in data["unruled"]],
+                placement=Placement(
+                    **{k: tuple(v) if isinstance(v, list) else v for k, v in data["placement"].items()}
+                ),
+                inputs=[_leaf(x) for x in data["inputs"]],
+                outputs=[_leaf(x) for x in data["outputs"]],
+                boxing_list=[_boxing(x) for x in data["boxings"]],
+                strategies=[
+                    (tuple(signatures[i] for i in ins), tuple(signatures[i] for i in outs))
+                    for ins, outs in data["strategies"]
+                ],
+                nodes=list(data["nodes"]),
+            )
+        except (KeyError, TypeError, IndexError) as error:
+            raise PlanError(f"{where} is incomplete or damaged: {type(error).__name__} {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
+        try:
+            Path(path).write_text(json.dumps(self.to_json(), indent=None, separators=(",", ":")))
+        except OSError as error:
+            raise PlanError(f"cannot write the plan to {str(path)!r}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a plan that ``save`` wrote. A missing, damaged or foreign file raises ``PlanError``."""
+        try:
+            text = Path(path).read_text()
+        except OSError as error:
+            raise PlanError(f"cannot read a plan from {str(path)!r}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{str(path)!r} is not a plan: it is not text") from error
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(
+                f"{str(path)!r} is not a whole plan: the JSON breaks off or is damaged at line {error.lineno}, "
+                f"column {error.colno} of {len(text)} characters ({error.msg})"
+            ) from error
+        return cls.from_json(data, repr(str(path)))
+
+
+_PLAIN = (
+    "function", "fingerprint", "compute_seconds", "boxing_seconds", "memory_per_device", "objective", "bound",
+    "cluster", "solver", "planning_seconds", "unruled", "notes", "statistics",
+)  # fmt: skip
+
+
+def _leaf_json(leaf: Leaf) -> list[Any]:
+    return [leaf.path, list(leaf.shape), leaf.dtype, str(leaf.signature)]
+
+
+def _leaf(x: Sequence[Any]) -> Leaf:
+    path, shape, dtype, signature = x
+    return Leaf(path, tuple(shape), dtype, Signature.parse(signature))
+
+
+def _boxing_json(b: Boxing) -> dict[str, Any]:
+    return {
+        "id": b.id, "value_id": b.value_id, "value": b.value, "shape": list(b.shape), "dtype": b.dtype,
+        "src": str(b.src), "dst": str(b.dst), "times": b.times, "source": b.source, "user": b.user,
+        "moves": [[m.kind, list(m.axes), m.bytes, m.seconds] for m in b.moves],
+    }  # fmt: skip
+
+
+def _boxing(x: Mapping[str, Any]) -> Boxing:
+    moves = tuple(Move(kind, tuple(axes), sent, seconds) for kind, axes, sent, seconds in x["moves"])
+    if not math.isfinite(float(x["times"])):
+        raise TypeError("times is not a number")
+    return Boxing(
+        x["id"], x["value_id"], x["value"], tuple(x["shape"]), x["dtype"], Signature.parse(x["src"]),
+        Signature.parse(x["dst"]), moves, x["times"], x["source"], x["user"],
+    )  # fmt: skip

@@ -1,0 +1,6 @@
+"""Which signature every value gets: cost model, 0-1 program, search."""
+
+from .make import Request as Request
+from .make import fingerprint as fingerprint
+from .make import make_plan as make_plan
+from .make import pin_signature as pin_signature

@@ -1,0 +1,38 @@
+"""Which values can be partial at all, so that strategies nobody can use are never looked at."""
+
+from collections.abc import Sequence
+
+from ..rules import Factors
+from ..signature import ReduceOp
+from ..trace import Op, Program, Value
+
+
+def partial_kinds(program: Program, factors: Sequence[Factors]) -> dict[int, set[ReduceOp]]:
+    """By value id: the reductions it can be partial in without being made so on purpose.
+
+    A sum arises where a split factor is reduced, and passes where an op is linear. Strategies that take a
+    partial operand that can only be whole gain nothing: the result could be made partial afterwards, for free.
+    """
+    kinds: dict[int, set[ReduceOp]] = {}
+    changed = True
+    while changed:
+        changed = False
+        for op, f in zip(program.nodes, factors, strict=True):
+            gives = {kind for factor, kind in f.reduced if factor not in f.blocked}
+            for item, useful in zip(f.linear, useful_linear(op, f, kinds), strict=True):
+                if useful:
+                    gives.add(item.gives)
+            for v in op.outs:
+                if op.name != "input" and gives - kinds.setdefault(v.id, set()):
+                    kinds[v.id] |= gives
+                    changed = True
+    return kinds
+
+
+def useful_linear(op: Op, factors: Factors, kinds: dict[int, set[ReduceOp]]) -> tuple[bool, ...]:
+    """Which linearities have at least one operand that can be partial in the reduction they take."""
+
+    def can(x: object, kind: ReduceOp) -> bool:
+        return isinstance(x, Value) and kind in kinds.get(x.id, ())
+
+    return tuple(any(can(op.ins[i], item.takes) for i in item.operands) for item in factors.linear)

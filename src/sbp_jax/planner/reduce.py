@@ -1,0 +1,168 @@
+"""Making the problem smaller without changing its optimum: what only follows is folded away, what loses is struck.
+
+* A node with one neighbour, or two, is minimised out: its best answer to each choice of theirs becomes their
+  cost (node and edge elimination: Jia, Zaharia and Aiken, "Beyond data and model parallelism", and OptCNN,
+  arXiv:1802.04924, section 5).
+* A choice is struck when another of the same node is at least as good whatever the neighbours do
+  (dead-end elimination: Goldstein, Biophys. J. 66 (1994)).
+
+What is left, the kernel, goes to the 0-1 solver; ``Reduction.expand`` answers for the rest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .problem import Problem
+
+_DENSE = 4_000_000
+
+
+@dataclass(slots=True)
+class _Eliminated:
+    """A node minimised out: for its neighbours' choices, its best one. ``kept`` are the choices of the node, then
+    of the neighbours, that were left at the time: later strikes renumber them.
+    """
+
+    node: int
+    neighbours: tuple[int, ...]
+    best: np.ndarray
+    kept: tuple[np.ndarray, ...]
+
+
+@dataclass(slots=True)
+class Reduction:
+    """The kernel of a problem and how to get back. ``kept`` are each node's surviving choices."""
+
+    nodes: dict[int, np.ndarray]
+    edges: dict[tuple[int, int], np.ndarray]
+    kept: list[np.ndarray]
+    constant: float = 0.0
+    log: list[_Eliminated] = field(default_factory=list)
+    around: dict[int, set[int]] = field(default_factory=dict)
+
+    def expand(self, kernel_choice: dict[int, int]) -> list[int]:
+        """The choice of every node of the original problem, from the kernel's (in surviving choices)."""
+        choice = {n: int(self.kept[n][k]) for n, k in kernel_choice.items()}
+        for step in reversed(self.log):
+            own, *others = step.kept
+            at = tuple(
+                int(np.searchsorted(kept, choice[n])) for n, kept in zip(step.neighbours, others, strict=True)
+            )
+            choice[step.node] = int(own[step.best[at]])
+        return [choice[n] for n in range(len(self.kept))]
+
+    def _record(self, n: int, neighbours: Sequence[int], best: np.ndarray) -> None:
+        kept = tuple(self.kept[k] for k in (n, *neighbours))
+        self.log.append(_Eliminated(n, tuple(neighbours), best, kept))
+
+    def matrix(self, a: int, b: int) -> np.ndarray:
+        """The edge's costs with ``a``'s choices as rows."""
+        return self.edges[a, b] if a < b else self.edges[b, a].T
+
+    def _put(self, a: int, b: int, matrix: np.ndarray) -> None:
+        if a > b:
+            a, b, matrix = b, a, matrix.T
+        known = self.edges.get((a, b))
+        self.edges[a, b] = matrix if known is None else known + matrix
+        self.around[a].add(b)
+        self.around[b].add(a)
+
+    def _drop_edge(self, a: int, b: int) -> None:
+        del self.edges[(a, b) if a < b else (b, a)]
+        self.around[a].discard(b)
+        self.around[b].discard(a)
+
+    def eliminate(self, n: int) -> list[int]:
+        """Minimise a node of at most two neighbours out; the neighbours."""
+        cost, neighbours = self.nodes.pop(n), sorted(self.around[n])
+        if not neighbours:
+            self.constant += float(cost.min())
+            self._record(n, (), np.asarray(cost.argmin()))
+        elif len(neighbours) == 1:
+            (a,) = neighbours
+            total = self.matrix(a, n) + cost
+            self.nodes[a] = self.nodes[a] + total.min(axis=1)
+            self._record(n, (a,), total.argmin(axis=1))
+        else:
+            a, b = neighbours
+            total = (self.matrix(a, n) + cost)[:, None, :] + self.matrix(b, n)[None, :, :]
+            self._record(n, (a, b), total.argmin(axis=2))
+            self._put(a, b, total.min(axis=2))
+        for a in neighbours:
+            self._drop_edge(a, n)
+        return neighbours
+
+    def condition(self, n: int) -> list[int]:
+        """A node with one choice left tells its neighbours what it costs them, and goes."""
+        cost, neighbours = self.nodes.pop(n), sorted(self.around[n])
+        self.constant += float(cost[0])
+        self._record(n, (), np.asarray(0))
+        for a in neighbours:
+            self.nodes[a] = self.nodes[a] + self.matrix(a, n)[:, 0]
+            self._drop_edge(a, n)
+        return neighbours
+
+    def strike(self, n: int) -> bool:
+        """Remove the choices of a node that another one beats whatever its neighbours choose."""
+        cost = self.nodes[n]
+        # worse[s, t]: at least this much is lost by s against t
+        worse = cost[:, None] - cost[None, :]
+        for a in self.around[n]:
+            m = self.matrix(n, a)
+            worse += (m[:, None, :] - m[None, :, :]).min(axis=2)
+        keep = np.ones(len(cost), bool)
+        tolerance = 1e-12 * max(1e-6, float(np.abs(cost).max()))
+        for s in np.argsort(-cost, kind="stable"):
+            rivals = keep.copy()
+            rivals[s] = False
+            if (worse[s, rivals] >= -tolerance).any():
+                keep[s] = False
+        if keep.all():
+            return False
+        self.nodes[n] = cost[keep]
+        self.kept[n] = self.kept[n][keep]
+        for a in self.around[n]:
+            if n < a:
+                self.edges[n, a] = self.edges[n, a][keep, :]
+            else:
+                self.edges[a, n] = self.edges[a, n][:, keep]
+        return True
+
+
+def reduce(problem: Problem) -> Reduction:
+    """The kernel of a problem; its optimum (plus ``constant``) is the problem's."""
+    around: dict[int, set[int]] = {n: set() for n in range(len(problem.nodes))}
+    for a, b in problem.edges:
+        around[a].add(b)
+        around[b].add(a)
+    r = Reduction(
+        dict(enumerate(problem.nodes)), dict(problem.edges), [np.arange(len(c)) for c in problem.nodes], around=around
+    )
+    pending = dict.fromkeys(range(len(problem.nodes)))
+    while pending:
+        n = next(iter(pending))
+        del pending[n]
+        if n not in r.nodes:
+            continue
+        if len(r.nodes[n]) == 1:
+            pending.update(dict.fromkeys(r.condition(n)))
+        elif len(r.around[n]) <= 2 and _affordable(r, n):
+            pending.update(dict.fromkeys(r.eliminate(n)))
+        elif r.strike(n):
+            pending[n] = None
+            pending.update(dict.fromkeys(r.around[n]))
+    return r
+
+
+def _affordable(r: Reduction, n: int) -> bool:
+    size = len(r.nodes[n])
+    for a in r.around[n]:
+        size *= len(r.nodes[a])
+    return size <= _DENSE
+
+
+def width(choices: Sequence[np.ndarray]) -> int:
+    """The number of choices left in all."""
+    return sum(map(len, choices))

@@ -1,0 +1,11 @@
+"""One factor map for each primitive, one file for each family; the registry."""
+
+from . import contraction, indexing, pointwise, reduction, shape, structure  # noqa: F401  (they register)
+from .base import Factors as Factors
+from .base import Linear as Linear
+from .base import Local as Local
+from .base import Rule as Rule
+from .base import lookup as lookup
+from .base import names as names
+from .base import register as register
+from .base import whole as whole

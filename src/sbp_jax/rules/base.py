@@ -1,0 +1,225 @@
+"""What a rule is: a factor map, and how one device computes its piece.
+
+An op is described the way einops would write it. Every dimension of every operand and result is named by
+the factors it is made of, the slowest first; from that follow all its signatures on one mesh axis:
+
+* choose a factor: operands and results that have it are ``S(dim)`` there, operands that do not are ``B``;
+  results that do not are ``P(op)`` when the factor is *reduced* by ``op``, else the choice does not exist;
+* choose a linearity: the named operands are ``P``, the others ``B``, the results ``P``;
+* choose nothing: everything is ``B``.
+
+Rules speak of one mesh axis only; the planner widens them to n axes (``planner/strategies.py``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jax import lax
+
+from ..errors import SbpError
+from ..signature import ReduceOp
+
+Dims = tuple[tuple[int, ...], ...]
+
+
+class Operand(Protocol):
+    """What a rule may know of an operand or result: shape, dtype, and a literal scalar's value."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def literal(self) -> Any: ...
+
+
+class OpLike(Protocol):
+    """What a rule may know of an op."""
+
+    name: str
+    params: Mapping[str, Any]
+    primitive: Any
+
+    @property
+    def ins(self) -> Sequence[Operand]: ...
+    @property
+    def outs(self) -> Sequence[Operand]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """``f`` of a reduction of terms is a reduction of ``f`` of the terms, jointly in ``operands``.
+
+    ``takes`` is the reduction going in, ``gives`` the one coming out (they differ under negation).
+    """
+
+    operands: frozenset[int]
+    takes: ReduceOp = "sum"
+    gives: ReduceOp = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The factor map of one op: factor ids by dimension of each operand and result.
+
+    ``sizes`` gives every factor's length; a ``blocked`` factor cannot be split; ``reduced`` lists the summed
+    (max, min) factors; ``addends`` are operands that are added once to a reduced result, so they turn
+    partial with it (the accumulator of ``scatter_add``). ``flops`` counts the whole op.
+    """
+
+    ins: tuple[Dims, ...]
+    outs: tuple[Dims, ...]
+    sizes: tuple[int, ...]
+    blocked: frozenset[int] = frozenset()
+    reduced: tuple[tuple[int, ReduceOp], ...] = ()
+    linear: tuple[Linear, ...] = ()
+    addends: frozenset[int] = frozenset()
+    flops: float = 0.0
+
+
+@dataclass(slots=True)
+class Builder:
+    """Collects factors while a rule is written down."""
+
+    sizes: list[int] = field(default_factory=list)
+    blocked: set[int] = field(default_factory=set)
+    reduced: dict[int, ReduceOp] = field(default_factory=dict)
+
+    def factor(self, size: int, blocked: bool = False, reduced: ReduceOp | None = None) -> tuple[int, ...]:
+        """A new factor as a one-element tuple; nothing at all for size 1."""
+        if size == 1:
+            return ()
+        self.sizes.append(size)
+        index = len(self.sizes) - 1
+        if blocked:
+            self.blocked.add(index)
+        if reduced is not None:
+            self.reduced[index] = reduced
+        return (index,)
+
+    def dims(self, shape: Sequence[int], blocked: Sequence[int] = (), reduced: ReduceOp | None = None) -> Dims:
+        """One new factor for each dimension."""
+        return tuple(self.factor(n, blocked=d in blocked, reduced=reduced) for d, n in enumerate(shape))
+
+    def build(
+        self,
+        ins: Sequence[Dims],
+        outs: Sequence[Dims],
+        linear: Sequence[Linear] = (),
+        addends: Sequence[int] = (),
+        flops: float = 0.0,
+    ) -> Factors:
+        """The finished map. A factor that an output lacks and nothing reduces is blocked here."""
+        for out in outs:
+            present = {f for dim in out for f in dim}
+            self.blocked |= set(range(len(self.sizes))) - present - set(self.reduced)
+        return Factors(
+            tuple(ins),
+            tuple(outs),
+            tuple(self.sizes),
+            frozenset(self.blocked),
+            tuple(sorted(self.reduced.items())),
+            tuple(linear),
+            frozenset(addends),
+            flops,
+        )
+
+
+@dataclass(slots=True)
+class Local:
+    """Where a device's piece lies, for ops whose parameters or values depend on it.
+
+    ``in_codes`` and ``out_codes`` are signatures as tuples of ints by mesh axis (``dim`` of a split, negative
+    otherwise); ``out_shapes`` are the local shapes of the results. Valid inside a ``shard_map`` that is
+    manual on all axes.
+    """
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    in_codes: tuple[tuple[int, ...], ...]
+    out_codes: tuple[tuple[int, ...], ...]
+    in_shapes: tuple[tuple[int, ...], ...]
+    out_shapes: tuple[tuple[int, ...], ...]
+
+    def start(self, code: Sequence[int], local_size: int, dim: int) -> Any:
+        """This device's first index along ``dim`` of a tensor with signature ``code``."""
+        index: Any = 0
+        for axis, component in enumerate(code):
+            if component == dim:
+                index = index * self.axis_sizes[axis] + lax.axis_index(self.axis_names[axis])
+        return index * local_size
+
+    def is_split(self, code: Sequence[int], dim: int) -> bool:
+        """Whether any mesh axis splits ``dim``."""
+        return dim in code
+
+    def is_first(self, code: Sequence[int], dim: int) -> Any:
+        """Whether this device is the first along every mesh axis that splits ``dim``."""
+        return self.start(code, 1, dim) == 0
+
+
+FactorRule = Callable[[OpLike], Factors]
+LocalRule = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A primitive's factor map, and how its piece is computed when binding its own parameters would be wrong."""
+
+    name: str
+    factors: FactorRule
+    local: LocalRule | None = None
+
+
+_REGISTRY: dict[str, Rule] = {}
+
+
+def register(*names: str, local: LocalRule | None = None) -> Callable[[FactorRule], FactorRule]:
+    """Register one rule for primitives ``names``; a second rule for a name raises ``SbpError``."""
+
+    def add(rule: FactorRule) -> FactorRule:
+        for name in names:
+            if name in _REGISTRY:
+                raise SbpError(f"primitive {name!r} has a rule already: {_REGISTRY[name].factors.__name__}")
+            _REGISTRY[name] = Rule(name, rule, local)
+        return rule
+
+    return add
+
+
+def lookup(name: str) -> Rule | None:
+    """The rule of a primitive, or None."""
+    return _REGISTRY.get(name)
+
+
+def names() -> list[str]:
+    """Every primitive that has a rule."""
+    return sorted(_REGISTRY)
+
+
+def whole(op: OpLike) -> Factors:
+    """No factor can be split: every operand and result is whole. What a primitive without a rule gets."""
+    b = Builder()
+    ins = [b.dims(x.shape, blocked=range(len(x.shape))) for x in op.ins]
+    outs = [b.dims(x.shape, blocked=range(len(x.shape))) for x in op.outs]
+    return b.build(ins, outs, flops=float(sum(size(x.shape) for x in op.outs)))
+
+
+def size(shape: Sequence[int]) -> int:
+    """The number of elements of a shape."""
+    n = 1
+    for d in shape:
+        n *= d
+    return n
+
+
+def sums(*operands: int) -> Linear:
+    """Linear in ``operands`` jointly: sums pass."""
+    return Linear(frozenset(operands))
+
+
+def any_partial(*operands: int) -> list[Linear]:
+    """Data movement: every reduction passes unchanged."""
+    group = frozenset(operands)
+    return [Linear(group), Linear(group, "max", "max"), Linear(group, "min", "min")]

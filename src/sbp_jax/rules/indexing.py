@@ -1,0 +1,220 @@
+"""Gather, scatter and dynamic slices: embedding lookups, their gradients, caches, picking one class of many.
+
+Split along an indexed dimension, every device looks up what lies in its own piece: a gather leaves a partial
+sum with zeros for the rest, a scatter drops what belongs to others.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .base import Builder, Dims, Factors, Linear, Local, OpLike, any_partial, register, size, sums
+
+
+def _mode(op: OpLike) -> str:
+    mode = op.params.get("mode")
+    if mode is None:
+        return "fill"
+    return {"CLIP": "clip", "FILL_OR_DROP": "fill", "PROMISE_IN_BOUNDS": "promise", "ONE_HOT": "fill"}[
+        getattr(mode, "name", str(mode))
+    ]
+
+
+def _fill_value(op: OpLike) -> Any:
+    """What ``lax.gather`` puts for an index out of bounds when ``fill_value`` is None."""
+    given, dtype = op.params.get("fill_value"), op.outs[0].dtype
+    if given is not None:
+        return given
+    if np.issubdtype(dtype, np.inexact) or jnp.issubdtype(dtype, jnp.inexact):
+        return np.nan
+    if dtype == np.bool_:
+        return True
+    info = np.iinfo(dtype)
+    return info.min if np.issubdtype(dtype, np.signedinteger) else info.max
+
+
+def _gather_local(op: OpLike, local: Local, operand: Any, indices: Any) -> Any:
+    """The lookup in this device's piece; with an indexed dim split, masked to what the piece holds."""
+    p, numbers = op.params, op.params["dimension_numbers"]
+    whole_shape = op.ins[0].shape
+    sizes = tuple(
+        local_n if s == n else s
+        for s, n, local_n in zip(p["slice_sizes"], whole_shape, operand.shape, strict=True)
+    )
+    params = dict(p, slice_sizes=sizes)
+    code = local.in_codes[0]
+    shifted = [
+        (k, d) for k, d in enumerate(numbers.start_index_map) if local.is_split(code, d) and p["slice_sizes"][d] == 1
+    ]
+    if not shifted:
+        return op.primitive.bind(operand, indices, **params)
+    index, here, valid = _shift(op, local, 0, indices, shifted, operand.shape)
+    params.update(mode=lax.GatherScatterMode.CLIP, fill_value=None)
+    out = op.primitive.bind(operand, index, **params)
+    keep = _spread(here, out.shape, numbers.offset_dims)
+    out = jnp.where(keep, out, jnp.zeros((), out.dtype))
+    if _mode(op) == "fill":
+        bad = _spread(~valid, out.shape, numbers.offset_dims)
+        for _, d in shifted:  # one device of each group speaks for the index that is nobody's
+            bad = bad & local.is_first(code, d)
+        out = jnp.where(bad, jnp.asarray(_fill_value(op), out.dtype), out)
+    return out
+
+
+def _shift(
+    op: OpLike, local: Local, operand: int, indices: Any, shifted: list[tuple[int, int]], piece: tuple[int, ...]
+) -> tuple[Any, Any, Any]:
+    """Indices relative to this device's piece; which of them lie in it; which lie in the whole at all."""
+    here = valid = jnp.ones(indices.shape[:-1], bool)
+    signed = indices.astype(jnp.int32) if indices.dtype.itemsize < 4 or indices.dtype == jnp.uint32 else indices
+    parts = [signed[..., k] for k in range(indices.shape[-1])]
+    for k, d in shifted:
+        total, mine = op.ins[operand].shape[d], piece[d]
+        position = parts[k]
+        if _mode(op) == "clip":
+            position = jnp.clip(position, 0, total - 1)
+        valid &= (position >= 0) & (position < total)
+        position = position - jnp.asarray(local.start(local.in_codes[operand], mine, d), position.dtype)
+        here &= (position >= 0) & (position < mine)
+        parts[k] = position
+    return jnp.stack(parts, axis=-1), here & valid, valid
+
+
+def _spread(mask: Any, shape: tuple[int, ...], window_dims: tuple[int, ...]) -> Any:
+    """A mask over the index batch dims, given the result's window dims."""
+    batch = [d for d in range(len(shape)) if d not in window_dims]
+    return lax.broadcast_in_dim(mask, shape, batch)
+
+
+@register("gather", local=_gather_local)
+def gather(op: OpLike) -> Factors:
+    """``(v) h, i -> i h``: batch of indices, windows taken whole, batching dims; an indexed ``v`` leaves a sum."""
+    p, numbers = op.params, op.params["dimension_numbers"]
+    operand, indices = op.ins
+    out_shape = op.outs[0].shape
+    b = Builder()
+    index_dims = list(b.dims(indices.shape[:-1])) + [b.factor(indices.shape[-1], blocked=True)]
+    dims: list[tuple[int, ...]] = []
+    window: list[tuple[int, ...]] = []
+    masked = np.issubdtype(operand.dtype, np.number) or jnp.issubdtype(operand.dtype, jnp.inexact)
+    for d, n in enumerate(operand.shape):
+        if d in numbers.operand_batching_dims:
+            at = numbers.start_indices_batching_dims[numbers.operand_batching_dims.index(d)]
+            dims.append(index_dims[at])
+            continue
+        whole = p["slice_sizes"][d] == n and (n != 1 or d not in numbers.start_index_map)
+        single = d in numbers.start_index_map and p["slice_sizes"][d] == 1
+        if whole:
+            f = b.factor(n)
+        elif single and masked:
+            f = b.factor(n, reduced="sum")
+        else:
+            f = b.factor(n, blocked=True)
+        dims.append(f)
+        if d not in numbers.collapsed_slice_dims:
+            window.append(f if whole else b.factor(p["slice_sizes"][d], blocked=True))
+    batch, windows = iter(index_dims[:-1]), iter(window)
+    out = tuple(next(windows) if d in numbers.offset_dims else next(batch) for d in range(len(out_shape)))
+    linear = any_partial(0) if _mode(op) != "fill" or jnp.issubdtype(operand.dtype, jnp.inexact) else []
+    return b.build([tuple(dims), tuple(index_dims)], [out], linear, flops=float(size(out_shape)))
+
+
+def _scatter_local(op: OpLike, local: Local, operand: Any, indices: Any, updates: Any) -> Any:
+    numbers, code = op.params["dimension_numbers"], local.in_codes[0]
+    shifted = [
+        (k, d)
+        for k, d in enumerate(numbers.scatter_dims_to_operand_dims)
+        if local.is_split(code, d) and d in numbers.inserted_window_dims
+    ]
+    if not shifted:
+        return op.primitive.bind(operand, indices, updates, **op.params)
+    index, here, _ = _shift(op, local, 0, indices, shifted, operand.shape)
+    # what belongs to another device points past the end, where FILL_OR_DROP drops it
+    past = jnp.asarray(max(operand.shape), index.dtype)
+    columns = [k for k, _ in shifted]
+    foreign = ~here[..., None] & jnp.isin(jnp.arange(index.shape[-1]), jnp.asarray(columns))
+    index = jnp.where(foreign, past, index)
+    params = dict(op.params, mode=lax.GatherScatterMode.FILL_OR_DROP, unique_indices=False, indices_are_sorted=False)
+    return op.primitive.bind(operand, index, updates, **params)
+
+
+def _scatter(op: OpLike, accumulates: bool, linear: list[Linear]) -> Factors:
+    numbers = op.params["dimension_numbers"]
+    operand, indices, updates = op.ins
+    b = Builder()
+    batch = range(len(indices.shape) - 1)
+    paired = numbers.scatter_indices_batching_dims
+    index_dims = [
+        b.factor(indices.shape[d]) if d in paired
+        else b.factor(indices.shape[d], reduced="sum" if accumulates else None, blocked=not accumulates)
+        for d in batch
+    ] + [b.factor(indices.shape[-1], blocked=True)]  # fmt: skip
+    window_of = iter(numbers.update_window_dims)
+    dims: list[tuple[int, ...]] = []
+    update_dims: list[tuple[int, ...]] = [()] * len(updates.shape)
+    for d, n in enumerate(operand.shape):
+        if d in numbers.operand_batching_dims:
+            dims.append(index_dims[paired[numbers.operand_batching_dims.index(d)]])
+        elif d in numbers.inserted_window_dims:
+            dims.append(b.factor(n))
+        else:
+            at = next(window_of)
+            whole = updates.shape[at] == n
+            f = b.factor(n, blocked=not whole)
+            dims.append(f)
+            update_dims[at] = f if whole else b.factor(updates.shape[at], blocked=True)
+    scatter_dims = [d for d in range(len(updates.shape)) if d not in numbers.update_window_dims]
+    for at, f in zip(scatter_dims, index_dims[:-1], strict=True):
+        update_dims[at] = f
+    out = tuple(dims)
+    addends = (0,) if accumulates else ()
+    return b.build(
+        [out, tuple(index_dims), tuple(update_dims)], [out], linear, addends, flops=float(size(updates.shape))
+    )
+
+
+@register("scatter_add", "scatter-add", local=_scatter_local)
+def scatter_add(op: OpLike) -> Factors:
+    """Split updates leave a sum; an indexed dim of the operand may be split, each device keeps its own rows."""
+    return _scatter(op, True, [sums(0, 2)])
+
+
+@register("scatter", local=_scatter_local)
+def scatter(op: OpLike) -> Factors:
+    """Writing needs all updates in their order; operand and updates are partial together."""
+    return _scatter(op, False, any_partial(0, 2))
+
+
+@register("scatter_mul", "scatter_min", "scatter_max", "scatter-mul", "scatter-min", "scatter-max",
+          local=_scatter_local)  # fmt: skip
+def scatter_other(op: OpLike) -> Factors:
+    """Split on windows, batching dims and indexed dims."""
+    return _scatter(op, False, [])
+
+
+def _dynamic_slice_local(op: OpLike, local: Local, operand: Any, *starts: Any) -> Any:
+    return lax.dynamic_slice(operand, starts, local.out_shapes[0])
+
+
+@register("dynamic_slice", local=_dynamic_slice_local)
+def dynamic_slice(op: OpLike) -> Factors:
+    """Split on the dims taken whole."""
+    sizes, x = op.params["slice_sizes"], op.ins[0]
+    b = Builder()
+    dims = tuple(b.factor(n, blocked=sizes[d] != n) for d, n in enumerate(x.shape))
+    out = tuple(f if sizes[d] == x.shape[d] else b.factor(sizes[d], blocked=True) for d, f in enumerate(dims))
+    return b.build([dims] + [()] * (len(op.ins) - 1), [out], any_partial(0))
+
+
+@register("dynamic_update_slice")
+def dynamic_update_slice(op: OpLike) -> Factors:
+    """Split on the dims written whole; operand and update are partial together."""
+    x, update = op.ins[:2]
+    b = Builder()
+    dims: Dims = tuple(b.factor(n, blocked=update.shape[d] != n) for d, n in enumerate(x.shape))
+    piece = tuple(
+        f if update.shape[d] == x.shape[d] else b.factor(update.shape[d], blocked=True) for d, f in enumerate(dims)
+    )
+    return b.build([dims, piece] + [()] * (len(op.ins) - 2), [dims], any_partial(0, 1))

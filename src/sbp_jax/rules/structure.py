@@ -1,0 +1,46 @@
+"""The graph's own nodes: arguments, results, loop boundaries, pins. And primitives that stay whole for a reason."""
+
+from .base import Builder, Factors, OpLike, any_partial, register, whole
+
+
+@register("enter", "barrier", "pin", "carry", "join")
+def identity(op: OpLike) -> Factors:
+    """All operands and results are one value seen from two sides of a boundary: one signature for all."""
+    value = next(x for x in (*op.outs, *op.ins))
+    b = Builder()
+    dims = b.dims(value.shape)
+    return b.build([dims] * len(op.ins), [dims] * len(op.outs), any_partial(*range(len(op.ins))))
+
+
+@register("input", "output")
+def argument(op: OpLike) -> Factors:
+    """Arguments and results of the whole program: split or whole, never partial."""
+    b = Builder()
+    value = next(x for x in (*op.outs, *op.ins))
+    dims = b.dims(value.shape)
+    return b.build([dims] * len(op.ins), [dims] * len(op.outs))
+
+
+@register("unstack")
+def unstack(op: OpLike) -> Factors:
+    """``t ... -> ...``: what a scan takes slice by slice; the scanned dim is whole."""
+    b = Builder()
+    dims = b.dims(op.ins[0].shape, blocked=(0,))
+    return b.build([dims], [dims[1:]], any_partial(0))
+
+
+@register("stack")
+def stack(op: OpLike) -> Factors:
+    """``... -> t ...``: what a scan collects."""
+    b = Builder()
+    out = b.dims(op.outs[0].shape, blocked=(0,))
+    return b.build([out[1:]], [out], any_partial(0))
+
+
+# Keys are a few words: splitting them saves nothing, and the bits made of them are split (trace/expand.py).
+# A loop's condition must be the same on every device.
+@register("whole", "random_seed", "random_split", "random_fold_in", "random_wrap", "random_unwrap", "rng_uniform",
+          "create_token", "after_all", "empty2")  # fmt: skip
+def stays_whole(op: OpLike) -> Factors:
+    """Whole on every device."""
+    return whole(op)

@@ -1,0 +1,113 @@
+"""From a one-axis factor map to the n-d signatures an op can run with.
+
+On each mesh axis an op chooses a factor, a linearity, or nothing; the n-d strategies are the product over the
+axes. A factor that several axes choose is cut again by each, outermost first, and a dim made of several factors
+can be cut along a later one only when the earlier ones are used up: then the piece is a plain ``S(dim)``.
+
+A signature is a tuple of ints here, a *code*: ``d >= 0`` for ``S(d)``, negative for the rest.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..signature import Broadcast, Component, Partial, ReduceOp, Signature, Split, broadcast
+from .base import Factors
+
+B = -1
+PARTIAL: dict[ReduceOp, int] = {"sum": -2, "max": -3, "min": -4}
+_KIND = {code: op for op, code in PARTIAL.items()}
+Code = tuple[int, ...]
+
+
+def _component(code: int) -> Component:
+    return Split(code) if code >= 0 else broadcast if code == B else Partial(_KIND[code])
+
+
+@functools.lru_cache(maxsize=65536)
+def signature_of(code: Code) -> Signature:
+    """The signature a code stands for."""
+    return Signature(tuple(map(_component, code)))
+
+
+def code_of(signature: Iterable[Component]) -> Code:
+    """The code of a signature with resolved dims."""
+    return tuple(
+        c.dim if isinstance(c, Split) else B if isinstance(c, Broadcast) else PARTIAL[c.op] for c in signature
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to run an op: codes of operands and results; ``share`` of the work that each device does."""
+
+    ins: tuple[Code, ...]
+    outs: tuple[Code, ...]
+    share: float
+
+
+@functools.lru_cache(maxsize=4096)
+def strategies(factors: Factors, axis_sizes: tuple[int, ...], linear: tuple[bool, ...]) -> tuple[Strategy, ...]:
+    """All strategies of an op on a mesh; ``linear`` says which of its linearities can matter."""
+    reduced = dict(factors.reduced)
+    free = [f for f in range(len(factors.sizes)) if f not in factors.blocked]
+    passes = [item for item, useful in zip(factors.linear, linear, strict=True) if useful]
+    per_axis: list[list[object]] = [
+        [None] if n == 1 else [None, *(f for f in free if factors.sizes[f] % n == 0), *passes] for n in axis_sizes
+    ]
+    found: dict[tuple[tuple[Code, ...], tuple[Code, ...]], Strategy] = {}
+    for choice in itertools.product(*per_axis):
+        strategy = _widen(factors, reduced, axis_sizes, choice)
+        if strategy is not None:
+            key = (strategy.ins, strategy.outs)
+            if key not in found or strategy.share < found[key].share:
+                found[key] = strategy
+    return tuple(found.values())
+
+
+def _widen(
+    factors: Factors, reduced: dict[int, ReduceOp], axis_sizes: tuple[int, ...], choice: Sequence[object]
+) -> Strategy | None:
+    """The strategy of one choice for each axis, or None where a cut would not be a plain split."""
+    left = list(factors.sizes)
+    ins: list[list[int]] = [[] for _ in factors.ins]
+    outs: list[list[int]] = [[] for _ in factors.outs]
+    share = 1.0
+    for axis, pick in enumerate(choice):
+        if pick is None:
+            for codes in (*ins, *outs):
+                codes.append(B)
+        elif isinstance(pick, int):
+            n = axis_sizes[axis]
+            if left[pick] % n:
+                return None
+            for dims, codes in zip((*factors.ins, *factors.outs), (*ins, *outs), strict=True):
+                at = _place(dims, pick, left)
+                if at is None:
+                    return None
+                codes.append(at)
+            if pick in reduced:
+                code = PARTIAL[reduced[pick]]
+                for dims, codes in zip(factors.outs, outs, strict=True):
+                    if codes[-1] == B and not any(pick in dim for dim in dims):
+                        codes[-1] = code
+                for operand in factors.addends:
+                    ins[operand][-1] = code
+            left[pick] //= n
+            share /= n
+        else:
+            for operand, codes in enumerate(ins):
+                codes.append(PARTIAL[pick.takes] if operand in pick.operands else B)  # pyright: ignore
+            for codes in outs:
+                codes.append(PARTIAL[pick.gives])  # pyright: ignore
+    return Strategy(tuple(map(tuple, ins)), tuple(map(tuple, outs)), share)
+
+
+def _place(dims: Sequence[Sequence[int]], factor: int, left: Sequence[int]) -> int | None:
+    """The dim that a cut of ``factor`` splits, B where the tensor lacks it, None where slower factors remain."""
+    for d, made_of in enumerate(dims):
+        if factor in made_of:
+            before = made_of[: made_of.index(factor)]
+            return d if all(left[f] == 1 for f in before) else None
+    return B

@@ -1,0 +1,12 @@
+"""jaxpr -> logical graph."""
+
+from .build import build as build
+from .graph import Atom as Atom
+from .graph import Graph as Graph
+from .graph import Lit as Lit
+from .graph import Op as Op
+from .graph import Program as Program
+from .graph import Structured as Structured
+from .graph import Value as Value
+from .pin import pin as pin
+from .source import user_line as user_line

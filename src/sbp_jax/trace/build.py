@@ -1,0 +1,177 @@
+"""jaxpr -> logical graph: calls are inlined, control flow keeps its bodies, random bits become arithmetic."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from . import control, expand
+from .graph import Atom, Graph, Lit, Op, Program, Structured, Value
+
+# What computes nothing at the level of logical values.
+_ALIASES = {"copy", "copy_p", "stop_gradient", "name", "pvary", "layout_constraint", "sharding_constraint"}
+# Calls whose body simply takes the call's place: primitive -> where the body is.
+_CALLS = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "jaxpr",
+}  # fmt: skip
+
+
+class Tracer:
+    """Walks a jaxpr and writes the graph of one scope; ``scoped`` gives one for a body."""
+
+    def __init__(self, shared: "Shared", times: float = 1.0) -> None:
+        self.shared = shared
+        self.times = times
+        self.ops: list[Op | Structured] = []
+        self._seen: dict[Any, tuple[Value, ...]] = {}
+
+    def value(self, aval: Any, name: str = "") -> Value:
+        """A new value of this scope."""
+        self.shared.count += 1
+        return Value(self.shared.count, tuple(aval.shape), aval.dtype, self.times, name)
+
+    def scoped(self, times: float) -> "Tracer":
+        """A tracer for a body that runs ``times`` times as often as this scope."""
+        return Tracer(self.shared, self.times * times)
+
+    def emit(
+        self, name: str, ins: Sequence[Atom], avals: Sequence[Any], params: Any = None, primitive: Any = None,
+        info: Any = None,
+    ) -> tuple[Value, ...]:  # fmt: skip
+        """Add an op unless the same one is there already; its results."""
+        key = _key(name, ins, params)
+        if key is not None and key in self._seen:
+            return self._seen[key]
+        outs = tuple(self.value(a) for a in avals)
+        self.ops.append(Op(name, tuple(ins), outs, params or {}, primitive, info))
+        if key is not None:
+            self._seen[key] = outs
+        return outs
+
+    def constant(self, value: Any) -> Atom:
+        """A constant met while tracing: a literal, an argument of the program, or cut out where it is needed."""
+        if np.ndim(value) == 0 and not _is_key(value):
+            return Lit(np.asarray(value)[()], np.asarray(value).dtype if not hasattr(value, "dtype") else value.dtype)
+        return self.shared.constant(self, value)
+
+    def inline(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Atom]) -> list[Atom]:
+        """Write the jaxpr's equations into this scope; its results."""
+        env: dict[Any, Atom] = {}
+        env.update(zip(jaxpr.constvars, (self.constant(c) for c in consts), strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(v: Any) -> Atom:
+            return Lit(v.val, v.aval.dtype) if isinstance(v, jex.Literal) else env[v]
+
+        for eqn in jaxpr.eqns:
+            results = self.equation(eqn, [read(v) for v in eqn.invars])
+            env.update((v, x) for v, x in zip(eqn.outvars, results, strict=True) if not isinstance(v, jex.DropVar))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+        """One equation; its results."""
+        name, params = eqn.primitive.name, eqn.params
+        if name in _ALIASES or _is_noop(name, params, ins, eqn):
+            return ins[: len(eqn.outvars)]
+        if name in _CALLS:
+            body = params[_CALLS[name]] if _CALLS[name] in params else params["jaxpr"]
+            return self.inline(getattr(body, "jaxpr", body), getattr(body, "consts", ()), ins)
+        if name in ("remat2", "remat", "checkpoint"):
+            return self._remat(eqn, ins)
+        if name == "optimization_barrier":
+            return control.barrier(self, ins, eqn.source_info)
+        handler: Callable[..., Sequence[Atom]] | None = control.HANDLERS.get(name)
+        if handler is not None:
+            return handler(self, eqn, ins)
+        expansion = expand.EXPANSIONS.get(name)
+        expanded = expansion(eqn, ins) if expansion is not None else None
+        if expanded is not None:
+            return self.inline(expanded.jaxpr, expanded.consts, ins)
+        return self.emit(name, ins, [v.aval for v in eqn.outvars], params, eqn.primitive, eqn.source_info)
+
+    def _remat(self, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+        jaxpr = eqn.params["jaxpr"]
+        if eqn.params.get("differentiated") and eqn.params.get("prevent_cse", True):
+            ins = list(control.barrier(self, ins, eqn.source_info))
+        return self.inline(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), ins)
+
+    def finish(self, inputs: Sequence[Value], outputs: Sequence[Atom]) -> Graph:
+        """This scope as a graph."""
+        return Graph(list(inputs), list(outputs), self.ops, self.times)
+
+
+class Shared:
+    """What all scopes of one program share: the value counter, constants that became arguments."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.constants: list[Any] = []
+        self.constant_values: list[Value] = []
+        self._by_id: dict[int, Value] = {}
+
+    def constant(self, tracer: Tracer, value: Any) -> Value:
+        """A non-scalar constant: an argument at top level, an op that cuts it out inside bodies."""
+        if tracer.times != 1.0 or tracer is not self.top:
+            array = np.asarray(value)
+            return tracer.emit("constant", (), [jax.ShapeDtypeStruct(array.shape, array.dtype)], {"value": array})[0]
+        if id(value) not in self._by_id:
+            aval = jax.typeof(value)
+            self.constants.append(value)
+            self._by_id[id(value)] = tracer.value(aval, f"constant {len(self.constants)}")
+            self.constant_values.append(self._by_id[id(value)])
+        return self._by_id[id(value)]
+
+    top: Tracer | None = None
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended)
+
+
+def _is_noop(name: str, params: Any, ins: Sequence[Atom], eqn: Any) -> bool:
+    if name == "convert_element_type":
+        return params["new_dtype"] == ins[0].dtype and params.get("sharding") is None
+    if name == "integer_pow":
+        return params["y"] == 1
+    if name in ("reshape", "transpose", "broadcast_in_dim", "squeeze"):
+        same = isinstance(ins[0], Value) and ins[0].shape == tuple(eqn.outvars[0].aval.shape)
+        return same and (name != "transpose" or tuple(params["permutation"]) == tuple(range(len(ins[0].shape))))
+    return name == "device_put" or name == "reshard"
+
+
+def _key(name: str, ins: Sequence[Atom], params: Any) -> Any:
+    """What makes two ops the same; None for those that are not to be shared."""
+    if name in ("constant", "empty2") or not (params is None or _hashable(params)):
+        return None
+    operands = tuple(
+        x.id if isinstance(x, Value) else ("literal", str(x.dtype), np.asarray(x.literal).tobytes()) for x in ins
+    )
+    return name, operands, tuple(sorted(params.items(), key=lambda kv: kv[0])) if params else ()
+
+
+def _hashable(params: Any) -> bool:
+    try:
+        hash(tuple(params.values()))
+        return True
+    except TypeError:
+        return False
+
+
+def build(closed: Any, names: Sequence[str] = ()) -> Program:
+    """The program of a closed jaxpr. ``names`` are labels for its arguments (tree paths)."""
+    shared = Shared()
+    top = Tracer(shared)
+    shared.top = top
+    labels = [*names, *[f"argument {i}" for i in range(len(names), len(closed.jaxpr.invars))]]
+    arguments = [top.value(v.aval, label) for v, label in zip(closed.jaxpr.invars, labels, strict=False)]
+    results = top.inline(closed.jaxpr, closed.consts, arguments)
+    inputs = [*arguments, *shared.constant_values]
+    graph = top.finish(inputs, results)
+    expand.remove_dead(graph)
+    input_ops = [Op("input", (), (v,), label=v.name) for v in inputs]
+    output_ops = [Op("output", (x,), ()) for x in results]
+    return Program(graph, input_ops, output_ops, shared.constants)

@@ -1,0 +1,152 @@
+"""Control flow: bodies become graphs of their own, and every value that crosses a boundary a node.
+
+``enter`` brings a value in, ``carry`` is one value over all iterations (initial value and body's result in;
+body's argument and final result out), ``unstack``/``stack`` are what a scan takes and collects slice by slice,
+``join`` is a result of a conditional, ``whole`` a predicate.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jax.extend import core as jex
+
+from .graph import Atom, Lit, Op, Structured, Value
+
+if TYPE_CHECKING:
+    from .build import Tracer
+
+
+def barrier(t: "Tracer", ins: Sequence[Atom], info: Any) -> list[Atom]:
+    """An optimisation barrier over several values: each keeps a signature of its own, lowered as one tuple."""
+    links: list[Op] = []
+    outs: list[Atom] = []
+    for x in ins:
+        if isinstance(x, Lit):
+            outs.append(x)
+            continue
+        out = t.value(x)
+        links.append(Op("barrier", (x,), (out,), info=info))
+        outs.append(out)
+    if links:
+        t.ops.append(Structured("barrier", {}, (), {"barrier": links}, info))
+    return outs
+
+
+def _enter(inner: "Tracer", x: Atom, var: Any, info: Any) -> Op:
+    return Op("enter", (x,), (inner.value(var.aval),), info=info)
+
+
+def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+    """``lax.scan``: constants, carry, stacked inputs; carry, stacked outputs."""
+    p, info = eqn.params, eqn.source_info
+    closed, n_consts, n_carry, length = p["jaxpr"], p["num_consts"], p["num_carry"], p["length"]
+    inner = t.scoped(length)
+    variables = closed.jaxpr.invars
+    enter = [_enter(inner, x, v, info) for x, v in zip(ins[:n_consts], variables, strict=False)]
+    body_carry = [inner.value(v.aval) for v in variables[n_consts : n_consts + n_carry]]
+    unstack = [
+        Op("unstack", (x,), (inner.value(v.aval),), info=info)
+        for x, v in zip(ins[n_consts + n_carry :], variables[n_consts + n_carry :], strict=True)
+    ]
+    arguments = [*(op.outs[0] for op in enter), *body_carry, *(op.outs[0] for op in unstack)]
+    results = inner.inline(closed.jaxpr, closed.consts, arguments)
+    carry = [
+        Op("carry", (x, y), (v, t.value(v)), info=info)
+        for x, y, v in zip(ins[n_consts : n_consts + n_carry], results, body_carry, strict=False)
+    ]
+    stack = [
+        Op("stack", (y,), (t.value(v.aval),), info=info)
+        for y, v in zip(results[n_carry:], eqn.outvars[n_carry:], strict=True)
+    ]
+    body = inner.finish(arguments, results)
+    roles = {"enter": enter, "carry": carry, "unstack": unstack, "stack": stack}
+    params = {"length": length, "reverse": p["reverse"], "unroll": p["unroll"]}
+    t.ops.append(Structured("scan", params, (body,), roles, info))
+    return [*(op.outs[1] for op in carry), *(op.outs[0] for op in stack)]
+
+
+def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+    """``lax.while_loop``: the condition is whole on every device, so that all stop together."""
+    p, info = eqn.params, eqn.source_info
+    cond, body, n_cond, n_body = p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"], p["body_nconsts"]
+    initial = ins[n_cond + n_body :]
+    trips = _trip_count(cond.jaxpr, body.jaxpr, n_cond, n_body, initial)
+    inner_cond, inner = t.scoped(trips or 1.0), t.scoped(trips or 1.0)
+    cond_enter = [_enter(inner_cond, x, v, info) for x, v in zip(ins, cond.jaxpr.invars[:n_cond], strict=False)]
+    body_enter = [_enter(inner, x, v, info) for x, v in zip(ins[n_cond:], body.jaxpr.invars[:n_body], strict=False)]
+    cond_carry = [inner_cond.value(v.aval) for v in cond.jaxpr.invars[n_cond:]]
+    body_carry = [inner.value(v.aval) for v in body.jaxpr.invars[n_body:]]
+    predicate = inner_cond.inline(cond.jaxpr, cond.consts, [*(o.outs[0] for o in cond_enter), *cond_carry])
+    results = inner.inline(body.jaxpr, body.consts, [*(o.outs[0] for o in body_enter), *body_carry])
+    carry = [
+        Op("carry", (x, y), (v, t.value(v), c), info=info)
+        for x, y, v, c in zip(initial, results, body_carry, cond_carry, strict=True)
+    ]
+    roles = {
+        "cond_enter": cond_enter,
+        "body_enter": body_enter,
+        "carry": carry,
+        "predicate": [Op("whole", (predicate[0],), (), info=info)],
+    }
+    cond_graph = inner_cond.finish([*(o.outs[0] for o in cond_enter), *cond_carry], predicate)
+    body_graph = inner.finish([*(o.outs[0] for o in body_enter), *body_carry], results)
+    params = {"trip_count": trips}
+    t.ops.append(Structured("while", params, (cond_graph, body_graph), roles, info))
+    return [op.outs[1] for op in carry]
+
+
+def _trip_count(cond: Any, body: Any, n_cond: int, n_body: int, initial: Sequence[Atom]) -> float | None:
+    """The iterations of ``fori_loop``'s pattern ``i < literal`` with ``i + 1``; None where it is not that."""
+    if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
+        return None
+    left, right = cond.eqns[0].invars
+    carried = list(cond.invars[n_cond:])
+
+    def start(v: Any) -> Any:
+        if isinstance(v, jex.Literal):
+            return v.val
+        if v not in carried:
+            return None
+        k = carried.index(v)
+        x = initial[k]
+        steps = body.outvars[k] is body.invars[n_body + k]
+        return x.literal if isinstance(x, Lit) and steps else None
+
+    if isinstance(left, jex.Literal) or left not in carried:
+        return None
+    k = carried.index(left)
+    bound, first = start(right), initial[k]
+    increment = next((e for e in body.eqns if body.outvars[k] in e.outvars and e.primitive.name == "add"), None)
+    if bound is None or not isinstance(first, Lit) or increment is None:
+        return None
+    operands = increment.invars
+    by_one = any(isinstance(v, jex.Literal) and np.all(v.val == 1) for v in operands)
+    own = any(v is body.invars[n_body + k] for v in operands)
+    return float(max(0, int(bound) - int(first.literal))) if by_one and own else None
+
+
+def cond(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+    """``lax.cond``/``switch``: every branch planned; results join in one signature."""
+    branches, info = eqn.params["branches"], eqn.source_info
+    index, operands = ins[0], ins[1:]
+    bodies, entries, results = [], [], []
+    for branch in branches:
+        inner = t.scoped(1.0)
+        enter = [_enter(inner, x, v, info) for x, v in zip(operands, branch.jaxpr.invars, strict=True)]
+        arguments = [op.outs[0] for op in enter]
+        results.append(inner.inline(branch.jaxpr, branch.consts, arguments))
+        bodies.append(inner.finish(arguments, results[-1]))
+        entries.append(enter)
+    joins = [
+        Op("join", tuple(r[k] for r in results), (t.value(v.aval),), info=info) for k, v in enumerate(eqn.outvars)
+    ]
+    roles: dict[str, list[Op]] = {"predicate": [Op("whole", (index,), (), info=info)]}
+    roles.update({f"enter{i}": enter for i, enter in enumerate(entries)})
+    roles["join"] = joins
+    t.ops.append(Structured("cond", {}, tuple(bodies), roles, info))
+    return [op.outs[0] for op in joins]
+
+
+HANDLERS = {"scan": scan, "while": while_loop, "cond": cond}
+

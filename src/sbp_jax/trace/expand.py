@@ -1,0 +1,121 @@
+"""Rewriting on the way in: random bits as counting and hashing, so that each device makes its own; dead code.
+
+``random_bits`` of the default generator is Threefry-2x32 applied to the positions of the elements
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; JAX's partitionable form). Written
+out as ``iota`` and ``threefry2x32`` it splits along any dimension by its ordinary rules.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.random import threefry2x32_p
+
+from .graph import Atom, Graph, Op, Structured, Value
+
+_WORDS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}
+
+
+def _positions(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """The row-major position of every element, as its high and low 32 bits."""
+    low = jnp.zeros(shape, jnp.uint32)
+    stride = 1
+    for dim in reversed(range(len(shape))):
+        low = low + lax.broadcasted_iota(jnp.uint32, shape, dim) * jnp.uint32(stride)
+        stride *= shape[dim]
+    return jnp.zeros(shape, jnp.uint32), low
+
+
+def _threefry_bits(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> jax.Array:
+    words = jax.random.key_data(key)
+    k0, k1 = words[0], words[1]
+    high, low = _positions(shape)
+    spread = functools.partial(jnp.broadcast_to, shape=shape)
+    first, second = threefry2x32_p.bind(spread(k0), spread(k1), high, low)
+    dtype = _WORDS[bit_width]
+    if bit_width == 64:
+        return (first.astype(dtype) << dtype(32)) | second.astype(dtype)
+    return (first ^ second).astype(dtype)
+
+
+def random_bits(eqn: Any, ins: Sequence[Atom]) -> Any:
+    """The expansion, or None where the generator is another, keys are batched, or positions need 64 bits."""
+    key = ins[0]
+    shape, width = tuple(eqn.params["shape"]), eqn.params["bit_width"]
+    if (
+        key.shape != ()
+        or str(key.dtype) != "key<fry>"
+        or not jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
+        or math.prod(shape) >= 2**32
+        or width not in _WORDS
+        or (width == 64 and not jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+    ):
+        return None
+    return jax.make_jaxpr(lambda k: _threefry_bits(k, shape, width))(jax.ShapeDtypeStruct((), key.dtype))
+
+
+EXPANSIONS = {"random_bits": random_bits}
+
+_EFFECTS = ("callback", "debug", "print", "infeed", "outfeed", "custom_call", "ffi")
+
+
+def remove_dead(graph: Graph) -> None:
+    """Drop ops whose results nobody reads, in place; bodies too. Ops with side effects stay."""
+    live = {x.id for x in graph.outputs if isinstance(x, Value)}
+    kept: list[Op | Structured] = []
+    for op in reversed(graph.ops):
+        if isinstance(op, Op):
+            if any(v.id in live for v in op.outs) or not op.outs or any(e in op.name for e in _EFFECTS):
+                kept.append(op)
+                live.update(x.id for x in op.ins if isinstance(x, Value))
+        elif _trim(op, live):
+            kept.append(op)
+            inner = {v.id for body in op.bodies for v in body.inputs}
+            live.update(x.id for x in op.ins if isinstance(x, Value) and x.id not in inner)
+    graph.ops[:] = reversed(kept)
+
+
+def _trim(op: Structured, live: set[int]) -> bool:
+    """Remove what a structured op brings in or collects in vain; False when all of it is dead."""
+    if op.kind == "barrier":
+        op.roles["barrier"] = [b for b in op.roles["barrier"] if b.outs[0].id in live]
+        return bool(op.roles["barrier"])
+    results = {v.id for link in op.links for v in link.outs} - {v.id for b in op.bodies for v in b.inputs}
+    if not results & live and not any(_has_effect(body) for body in op.bodies):
+        return False
+    if op.kind == "scan":
+        op.roles["stack"] = [s for s in op.roles["stack"] if s.outs[0].id in live]
+    if op.kind == "cond":
+        op.roles["join"] = [j for j in op.roles["join"] if j.outs[0].id in live]
+    for index, body in enumerate(op.bodies):
+        body.outputs = _body_results(op, index, body)
+        remove_dead(body)
+        used = {x.id for inner in body.ops for x in inner.ins if isinstance(x, Value)}
+        used |= {x.id for x in body.outputs if isinstance(x, Value)}
+        for role in ("enter", "unstack", "cond_enter", "body_enter", f"enter{index}"):
+            if role in op.roles:
+                other = {v.id for k, b in enumerate(op.bodies) if k != index for v in b.inputs}
+                op.roles[role] = [e for e in op.roles[role] if e.outs[0].id in used or e.outs[0].id in other]
+        keep = {v.id for link in op.links for v in link.outs}
+        body.inputs = [v for v in body.inputs if v.id in keep]
+    return True
+
+
+def _body_results(op: Structured, index: int, body: Graph) -> list[Atom]:
+    """What the boundary still reads of a body."""
+    if op.kind == "scan":
+        return [*(c.ins[1] for c in op.roles["carry"]), *(s.ins[0] for s in op.roles["stack"])]
+    if op.kind == "cond":
+        return [j.ins[index] for j in op.roles["join"]]
+    return body.outputs
+
+
+def _has_effect(graph: Graph) -> bool:
+    return any(
+        any(e in op.name for e in _EFFECTS) if isinstance(op, Op) else any(map(_has_effect, op.bodies))
+        for op in graph.ops
+    )

@@ -1,0 +1,152 @@
+"""The logical graph: ops and values of a traced program, control flow with its bodies. Plain Python data.
+
+Every place where a signature is decided is a *node*: an ordinary op, or a boundary op (an argument, a result,
+what enters a loop, what it carries). A structured op (scan, while, cond, barrier) is not a node itself: its
+boundary ops are, and so is everything in its bodies. Values know the scope they live in and how many times a
+step runs through it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One array of the program: its whole shape and dtype, and how often a step computes it."""
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: Any
+    times: float
+    name: str = ""
+    literal: Any = None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element."""
+        return int(self.dtype.itemsize)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole value."""
+        n = self.itemsize
+        for d in self.shape:
+            n *= d
+        return n
+
+    def __str__(self) -> str:
+        return f"{self.name or f'%{self.id}'}:{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(eq=False, slots=True)
+class Lit:
+    """A scalar constant written in the program."""
+
+    literal: Any
+    dtype: Any
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.literal)
+
+
+Atom = Value | Lit
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One node. ``primitive`` is what to bind, None for boundary ops; ``info`` is JAX's source information."""
+
+    name: str
+    ins: tuple[Atom, ...]
+    outs: tuple[Value, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    primitive: Any = None
+    info: Any = None
+    label: str = ""
+    index: int = -1
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.outs))} = {self.name} {', '.join(map(str, self.ins))}"
+
+
+@dataclass(eq=False, slots=True)
+class Structured:
+    """Control flow: ``kind`` scan, while, cond or barrier; boundary ops by role; bodies."""
+
+    kind: str
+    params: Mapping[str, Any]
+    bodies: tuple["Graph", ...]
+    roles: dict[str, list[Op]]
+    info: Any = None
+
+    @property
+    def links(self) -> list[Op]:
+        """All boundary ops."""
+        return [op for ops in self.roles.values() for op in ops]
+
+    @property
+    def ins(self) -> Iterator[Atom]:
+        """What the boundary reads, bodies' results included."""
+        return (x for op in self.links for x in op.ins)
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """Ops in an order they can run in. A body's ``inputs`` are made by its boundary ops."""
+
+    inputs: list[Value]
+    outputs: list[Atom]
+    ops: list[Op | Structured]
+    times: float = 1.0
+
+    def nodes(self) -> Iterator[Op]:
+        """Every node, boundaries before the bodies they bound."""
+        for op in self.ops:
+            if isinstance(op, Op):
+                yield op
+            else:
+                yield from op.links
+                for body in op.bodies:
+                    yield from body.nodes()
+
+
+@dataclass(eq=False, slots=True)
+class Program:
+    """A whole traced function: input ops, the graph between, output ops, and its constants.
+
+    ``donated`` pairs an input op's index with the output op that replaces it.
+    """
+
+    graph: Graph
+    input_ops: list[Op]
+    output_ops: list[Op]
+    constants: list[Any]
+    nodes: list[Op] = field(default_factory=list)
+    donated: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.nodes = [*self.input_ops, *self.graph.nodes(), *self.output_ops]
+        for index, op in enumerate(self.nodes):
+            op.index = index
+
+    def producers(self) -> dict[int, tuple[Op, int]]:
+        """By value id: the node that makes it, and which result."""
+        return {v.id: (op, k) for op in self.nodes for k, v in enumerate(op.outs)}
+
+    def consumers(self) -> dict[int, list[tuple[Op, int]]]:
+        """By value id: the nodes that read it, and as which operand."""
+        result: dict[int, list[tuple[Op, int]]] = {}
+        for op in self.nodes:
+            for k, x in enumerate(op.ins):
+                if isinstance(x, Value):
+                    result.setdefault(x.id, []).append((op, k))
+        return result
+
+
+def is_scalar_literal(x: Any) -> bool:
+    """Whether a traced constant is a plain scalar."""
+    return np.ndim(x) == 0

@@ -1,0 +1,26 @@
+"""From an equation to the line of the user's code that caused it."""
+
+import os
+import sysconfig
+from typing import Any
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple(
+    os.sep + name + os.sep for name in ("jax", "jaxlib", "flax", "optax", "chex", "equinox", "haiku")
+)
+_STDLIB = sysconfig.get_paths()["stdlib"]
+
+
+def _is_user(path: str) -> bool:
+    if path.startswith((_OWN, "<")) or any(part in path for part in _LIBRARIES):
+        return False
+    return not (path.startswith(_STDLIB) and "site-packages" not in path)
+
+
+def user_line(info: Any) -> str:
+    """``file:line (function)`` of the innermost frame outside JAX, Flax, Optax and this library; "" if none."""
+    traceback = getattr(info, "traceback", None)
+    for frame in getattr(traceback, "frames", ()):
+        if _is_user(frame.file_name):
+            return f"{os.path.basename(frame.file_name)}:{frame.line_num} ({frame.function_name})"
+    return ""

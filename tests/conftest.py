@@ -1,0 +1,33 @@
+"""Settings of every test: 8 simulated CPU devices, whatever the machine has."""
+
+import os
+
+# Before jax is imported anywhere: the number of simulated devices is fixed when its backend starts.
+_FLAG = "--xla_force_host_platform_device_count"
+if _FLAG not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+
+MESH_SHAPES: tuple[tuple[int, int], ...] = ((1, 8), (2, 4), (8, 1))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _eight_devices() -> None:
+    """Stop at once, with the reason, where the simulated devices are missing."""
+    if jax.device_count("cpu") < 8:
+        pytest.exit(f"the tests need 8 CPU devices, there are {jax.device_count('cpu')}: XLA_FLAGS must hold {_FLAG}=8")
+
+
+@pytest.fixture(scope="session")
+def mesh_shapes() -> tuple[tuple[int, int], ...]:
+    """The 2-d mesh shapes that every model is checked on; their axes are named ("dp", "tp")."""
+    return MESH_SHAPES
+
+
+@pytest.fixture(params=MESH_SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
+def mesh_shape(request: pytest.FixtureRequest) -> tuple[int, int]:
+    """One of ``MESH_SHAPES``: a test that takes it runs once for each."""
+    return request.param

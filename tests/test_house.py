@@ -1,0 +1,129 @@
+"""The house's rules: imports go one way, jax's internals stay outside, no module grows past reading."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "sbp_jax"
+MAX_LINES = 600
+
+# Importable by every room, importing none.
+GROUND = {"errors", "_compat"}
+
+# room -> the rooms it may import; it may also import what those may.
+ROOMS: dict[str, set[str]] = {
+    "signature": set(),
+    "placement": {"signature"},
+    "cluster": set(),
+    "boxing": {"signature", "placement", "cluster"},
+    "rules": {"signature"},
+    "trace": {"rules"},
+    "plan": {"signature", "placement"},
+    "planner": {"trace", "rules", "boxing", "cluster", "plan"},
+    "lower": {"trace", "boxing", "placement", "plan"},
+    "tensor": {"trace", "planner", "lower"},
+    "report": {"plan", "cluster"},
+    "api": {"tensor", "planner", "lower", "report"},
+    "flax": {"api"},
+    "pipeline": {"api", "planner"},
+    "distributed": {"placement", "boxing"},
+    "checkpoint": {"placement"},
+    "cli": {"api", "report", "distributed"},
+}
+
+
+def reachable(room: str) -> set[str]:
+    """The rooms that ``room`` may import, directly or through others."""
+    found: set[str] = set()
+    queue = list(ROOMS[room])
+    while queue:
+        low = queue.pop()
+        if low not in found:
+            found.add(low)
+            queue += ROOMS[low]
+    return found
+
+
+def imported(source: str, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import in ``source``, local and type-checking ones included.
+
+    ``package`` is the module's package, against which relative imports are resolved.
+    ``from a import b`` gives ``a.b``: whether b is a module or a name, the room is in the prefix.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            prefix = (*base, *(node.module.split(".") if node.module else ()))
+            yield from ((node.lineno, ".".join((*prefix, alias.name))) for alias in node.names)
+
+
+def room_of(path: Path) -> str:
+    """``boxing/route.py`` -> boxing, ``placement.py`` -> placement."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def faults(source: str, package: tuple[str, ...], room: str) -> list[str]:
+    """What ``source``, a module of ``room``, imports against the rules."""
+    allowed = reachable(room) | GROUND | {room} if room in ROOMS else {room}
+    found = []
+    for line, name in imported(source, package):
+        parts = name.split(".")
+        if parts[:2] == ["jax", "_src"] and room != "_compat":
+            found.append(f"line {line}: {name}: only _compat.py may reach into jax._src")
+        if parts[0] != "sbp_jax":
+            continue
+        if len(parts) == 1 or parts[1] not in ROOMS.keys() | GROUND:
+            found.append(f"line {line}: {name}: import from the room that defines it, not from the package's face")
+        elif parts[1] not in allowed:
+            found.append(f"line {line}: {name}: {room} may import {', '.join(sorted(allowed))}")
+    return found
+
+
+def modules() -> list[Path]:
+    """Every module of the package but the public face and ``__main__``."""
+    return [p for p in sorted(PACKAGE.rglob("*.py")) if room_of(p) not in ("__init__", "__main__")]
+
+
+def test_the_package_is_where_this_test_looks() -> None:
+    assert (PACKAGE / "signature.py") in modules()
+
+
+def test_rooms_form_no_circle() -> None:
+    assert [room for room in ROOMS if room in reachable(room)] == []
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_module_keeps_the_house_rules(path: Path) -> None:
+    room = room_of(path)
+    assert room in ROOMS.keys() | GROUND, f"{room} is no room of the house: give it a place in ROOMS first"
+    source = path.read_text(encoding="utf-8")
+    package = ("sbp_jax", *path.relative_to(PACKAGE).parts[:-1])
+    assert faults(source, package, room) == []
+    assert source.count("\n") <= MAX_LINES, f"{path.name} has over {MAX_LINES} lines: split it by subject"
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "room", "count"),
+    [
+        ("from .placement import Placement", "sbp_jax", "signature", 1),
+        ("from .signature import Signature", "sbp_jax", "placement", 0),
+        ("from . import planner", "sbp_jax", "lower", 1),
+        ("from ..signature import Split", "sbp_jax.planner", "planner", 0),
+        ("from .cost import seconds", "sbp_jax.planner", "planner", 0),
+        ("def f():\n    from ..planner import solve", "sbp_jax.trace", "trace", 1),
+        ("import sbp_jax.api", "sbp_jax.boxing", "boxing", 1),
+        ("from sbp_jax import Split", "sbp_jax.boxing", "boxing", 1),
+        ("from ..errors import SbpError", "sbp_jax.cluster", "cluster", 0),
+        ("from .signature import Split", "sbp_jax", "errors", 1),
+        ("from jax._src import core", "sbp_jax.trace", "trace", 1),
+        ("import jax._src.core as core", "sbp_jax.trace", "trace", 1),
+        ("from jax._src import core", "sbp_jax", "_compat", 0),
+        ("import jax.numpy as jnp\nimport numpy", "sbp_jax", "signature", 0),
+    ],
+)
+def test_faults_are_found(source: str, package: str, room: str, count: int) -> None:
+    assert len(faults(source, tuple(package.split(".")), room)) == count
