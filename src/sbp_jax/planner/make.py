@@ -2,8 +2,10 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from .. import boxing
 from ..cluster import Cluster
@@ -17,9 +19,10 @@ from ..trace import Op, Program, Value, user_line
 from .cells import Cell, Folded, factor_map, fold
 from .classes import classes
 from .cost import CostModel
+from .memory import Held, held_values, profile
 from .partials import partial_kinds
-from .problem import assemble
-from .solve import solve
+from .problem import Problem, assemble
+from .search import Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +58,29 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
     model = CostModel(request.cluster, sizes, request.computation_ratio)
     request.progress("pricing")
     problem = assemble(cells, groups, model)
-    request.progress("solving")
+    held = held_values(program, folded)
     built = time.perf_counter()
-    solution = solve(problem, request.gap, request.time_limit)
-    if solution is None:
-        raise PlanError(_contradiction(program, request))
-    chosen = [cells[i].strategies[solution.choice[k]] for i, k in enumerate(groups)]
-    solved = time.perf_counter()
-    plan = spell_out(program, folded, chosen, request, model, name)
+    request.progress("solving")
+
+    def spell(choice: Sequence[int]) -> tuple[PlanData, np.ndarray]:
+        return spell_out(program, folded, problem, groups, choice, held, request, model, name)
+
+    search = Search(problem, held, folded, groups, model, request.gap, request.time_limit, request.progress)
+    found = search.run(spell, request.memory_limit_bytes)
+    if found is None:
+        raise PlanError(_contradiction(request))
+    plan = found.plan
     plan.solver = "ilp"
-    plan.bound = min(solution.bound, plan.objective)
+    plan.bound = min(found.bound, plan.objective)
     plan.planning_seconds = time.perf_counter() - start
     plan.statistics = {
         "nodes": len(program.nodes),
         "cells": len(cells),
         "classes": problem.n_classes,
-        "kernel": solution.kernel_nodes,
-        "variables": solution.variables,
+        "kernel": found.solution.kernel_nodes,
+        "variables": found.solution.variables,
         "build_seconds": built - start,
-        "solve_seconds": solved - built,
+        "solve_seconds": time.perf_counter() - built,
     }
     return plan
 
@@ -105,7 +112,7 @@ def _narrow(program: Program, request: Request) -> Callable[[Op, Sequence[Strate
     return allowed
 
 
-def _contradiction(program: Program, request: Request) -> str:
+def _contradiction(request: Request) -> str:
     pins = "; ".join(f"{words} ({s})" for s, words in request.pins.values())
     return f"no plan satisfies all pins at once: {pins or 'there are none, which is a bug'}"
 
@@ -122,9 +129,20 @@ def fingerprint(program: Program) -> str:
 
 
 def spell_out(
-    program: Program, folded: Folded, chosen: Sequence[Strategy], request: Request, model: CostModel, name: str
-) -> PlanData:
-    """Cells' strategies as every node's signatures, and every boxing between them."""
+    program: Program, folded: Folded, problem: Problem, groups: Sequence[int], choice: Sequence[int],
+    held: Sequence[Held], request: Request, model: CostModel, name: str,
+) -> tuple[PlanData, np.ndarray]:  # fmt: skip
+    """A choice as a plan: every node's signatures, every boxing between them; and the memory over its nodes."""
+    chosen = [cell.strategies[choice[k]] for cell, k in zip(folded.cells, groups, strict=True)]
+    shared = {
+        (group, result): problem.codes[hub][choice[hub]] for hub, (group, result) in problem.hub_source.items()
+    }
+    hubs = {
+        v.id: shared[groups[c.index], k]
+        for c in folded.cells
+        for k, v in enumerate(c.outs)
+        if (groups[c.index], k) in shared
+    }
     table: dict[tuple[tuple[Code, ...], tuple[Code, ...]], int] = {}
     nodes: list[int] = []
     complete: list[Strategy | None] = []
@@ -137,9 +155,14 @@ def spell_out(
         way = _complete(op, f, cell, chosen[cell.index], model.axis_sizes)
         complete.append(way)
         nodes.append(table.setdefault((way.ins, way.outs), len(table)))
-    boxings = list(_boxings(program, folded, complete, request, model))
+    boxings = list(_boxings(program, folded, complete, hubs, request, model))
     compute = sum(c.times * model.compute_seconds(c, chosen[c.index]) for c in folded.cells)
     moved = sum(b.seconds * b.times for b in boxings)
+    codes = {v.id: [c] for op, w in zip(program.nodes, complete, strict=True) if w for v, c in zip(op.outs, w.outs)}
+    for b in boxings:
+        if b.dst == signature_of(hubs.get(b.value_id, ())):
+            codes[b.value_id].append(code_of(b.dst))
+    memory = profile(held, codes, model, len(program.nodes))
     plan = PlanData(
         function=name,
         fingerprint=fingerprint(program),
@@ -151,7 +174,7 @@ def spell_out(
         boxing_list=boxings,
         compute_seconds=compute,
         boxing_seconds=moved,
-        memory_per_device=0.0,
+        memory_per_device=float(memory.max(initial=0.0)),
         objective=compute + moved,
         bound=0.0,
         cluster=request.cluster.name,
@@ -159,7 +182,7 @@ def spell_out(
         planning_seconds=0.0,
         unruled=_unruled(program),
     )
-    return plan
+    return plan, memory
 
 
 def _complete(op: Op, f: Factors, cell: Cell, way: Strategy, axis_sizes: tuple[int, ...]) -> Strategy:
@@ -190,40 +213,56 @@ def _unruled(program: Program) -> list[tuple[str, str]]:
 
 
 def _boxings(
-    program: Program, folded: Folded, complete: Sequence[Strategy | None], request: Request, model: CostModel
-):
+    program: Program, folded: Folded, complete: Sequence[Strategy | None], hubs: dict[int, Code], request: Request,
+    model: CostModel,
+) -> Iterator[Boxing]:  # fmt: skip
     """For each value, how every signature its consumers need comes about."""
     needs: dict[int, dict[Code, Op]] = {}
     for op in program.nodes:
         way = complete[op.index]
-        if way is None:
-            continue
-        for x, code in zip(op.ins, way.ins, strict=True):
+        for x, code in zip(op.ins, way.ins, strict=True) if way is not None else ():
             if isinstance(x, Value) and x.id not in folded.free:
                 needs.setdefault(x.id, {}).setdefault(code, op)
+    names = request.placement.axis_names
     count = 0
     for op in program.nodes:
         way = complete[op.index]
-        if way is None:
-            continue
-        for v, made in zip(op.outs, way.outs, strict=True):
+        for v, made in zip(op.outs, way.outs, strict=True) if way is not None else ():
             wanted = {c: user for c, user in needs.get(v.id, {}).items() if c != made}
             if not wanted:
                 continue
-            source = boxing.serve(
-                signature_of(made), [signature_of(c) for c in wanted], v.shape, v.itemsize, model.axis_sizes,
-                request.cluster,
-            )  # fmt: skip
-            for code, user in wanted.items():
-                dst = signature_of(code)
-                route = boxing.route(source[dst], dst, request.placement, v.shape, str(v.dtype), request.cluster)
-                names = request.placement.axis_names
+            via = hubs.get(v.id)
+            for code, origin in _sources(v, made, list(wanted), via, model).items():
+                src, dst = signature_of(origin), signature_of(code)
+                route = boxing.route(src, dst, request.placement, v.shape, str(v.dtype), request.cluster)
                 moves = tuple(Move(s.kind, tuple(names[a] for a in s.axes), s.bytes, s.seconds) for s in route.steps)
+                user = wanted.get(code) or next(iter(wanted.values()))
                 yield Boxing(
-                    count, v.id, v.name or op.name, v.shape, str(v.dtype), source[dst], dst, moves, v.times,
+                    count, v.id, v.name or op.name, v.shape, str(v.dtype), src, dst, moves, v.times,
                     user_line(op.info), user_line(user.info),
                 )  # fmt: skip
                 count += 1
+
+
+def _sources(
+    value: Value, made: Code, wanted: Sequence[Code], via: Code | None, model: CostModel
+) -> dict[Code, Code]:
+    """By signature needed, the one it is boxed from; with or without the shared one in between, what is cheaper."""
+
+    def serve(codes: Sequence[Code]) -> tuple[float, dict[Code, Code]]:
+        found = boxing.serve(
+            signature_of(made), [signature_of(c) for c in codes], value.shape, value.itemsize, model.axis_sizes,
+            model.cluster,
+        )  # fmt: skip
+        pairs = {code_of(dst): code_of(src) for dst, src in found.items()}
+        every = list(dict.fromkeys([made, *codes]))
+        seconds = model.boxing(value, every)[0]
+        return sum(float(seconds[every.index(s), every.index(d)]) for d, s in pairs.items()), pairs
+
+    direct = serve(wanted)
+    if via is None or via == made or via in wanted:
+        return direct[1]
+    return min(direct, serve([via, *wanted]), key=lambda x: x[0])[1]
 
 
 def pin_signature(value: Value, signature: object, placement: Placement, words: str) -> Signature:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..rules.widen import Code
-from ..trace import Value
 from .cells import Cell
 from .cost import CostModel
 
@@ -23,7 +22,8 @@ IMPOSSIBLE = 1e6
 class Problem:
     """Cost vectors by node, cost matrices by pair of nodes (``a < b``, rows are ``a``'s choices).
 
-    The first ``n_classes`` nodes are the classes of cells, the others hubs; ``codes`` are a hub's choices.
+    The first ``n_classes`` nodes are the classes of cells, the others hubs; ``codes`` are a hub's choices,
+    ``hub_source`` the class and result it is the hub of.
     """
 
     nodes: list[np.ndarray]
@@ -32,7 +32,7 @@ class Problem:
     representative: list[Cell]
     count: list[int]
     codes: dict[int, tuple[Code, ...]] = field(default_factory=dict)
-    hubs: dict[int, Value] = field(default_factory=dict)
+    hub_source: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def connect(self, a: int, b: int, matrix: np.ndarray) -> None:
         """Add costs for the choices of ``a`` (rows) and ``b`` (columns) together."""
@@ -96,7 +96,7 @@ def _link(
         return
     hub = len(problem.nodes)
     problem.nodes.append(np.zeros(len(codes)))
-    problem.codes[hub], problem.hubs[hub] = codes, value
+    problem.codes[hub], problem.hub_source[hub] = codes, (source, result)
     problem.connect(source, hub, price[made_at, :])
     for (reader, _), positions in zip(readers, wanted_at, strict=True):
         problem.connect(hub, reader, price[:, positions])

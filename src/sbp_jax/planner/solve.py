@@ -1,23 +1,29 @@
-"""The kernel as a 0-1 program, solved by HiGHS to a proven optimum or to the gap asked for.
+"""The kernel as a 0-1 program, solved by HiGHS to a proven optimum, or to the gap or time asked for.
 
 A binary for each choice of each node; for each edge a transport problem between the two nodes' choices, whose
-rows and columns that cost the same are one. Huangfu and Hall, "Parallelizing the dual revised simplex method",
-Math. Prog. Comp. 10 (2018); through ``scipy.optimize.milp``, which JAX brings along.
+rows and columns that cost the same are one. The linear relaxation comes first, without presolve: on large models
+it is usually whole already (measured: 12-layer GPT on 2x4, 170,000 columns, 0.35 s; presolve and branch-and-bound
+from scratch 3 s). Where it is not, branch-and-bound starts from a rounded and locally improved choice.
+
+Huangfu and Hall, "Parallelizing the dual revised simplex method", Math. Prog. Comp. 10 (2018).
 """
 
 from dataclasses import dataclass
 
+import highspy
 import numpy as np
-from scipy import optimize, sparse
+from scipy import sparse
 
-from ..errors import PlanError
 from .problem import IMPOSSIBLE, Problem
 from .reduce import Reduction, reduce
+
+_ROUNDINGS = 20
+_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The strategy chosen for each class; objective and proven lower bound, in seconds a step."""
+    """The choice for each node of the problem; objective and proven lower bound, in seconds a step."""
 
     choice: tuple[int, ...]
     objective: float
@@ -27,92 +33,153 @@ class Solution:
 
 
 def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -> Solution | None:
-    """The best choice, or None when every choice is impossible.
-
-    Raises ``PlanError`` when the time limit passes without any choice found.
-    """
+    """The best choice, or None when every choice is impossible."""
     reduction = reduce(problem)
-    chosen, bound, variables = _kernel(reduction, gap, time_limit)
+    program = _Program(reduction)
+    chosen, bound = program.solve(gap, time_limit)
     choice = reduction.expand(chosen)
     objective = problem.evaluate(choice)
     if objective >= IMPOSSIBLE:
         return None
     return Solution(
-        tuple(choice[: problem.n_classes]), objective, min(objective, bound + reduction.constant),
-        len(reduction.nodes), variables,
-    )  # fmt: skip
-
-
-def _kernel(r: Reduction, gap: float, time_limit: float | None) -> tuple[dict[int, int], float, int]:
-    if not r.nodes:
-        return {}, 0.0, 0
-    offsets: dict[int, int] = {}
-    cost: list[np.ndarray] = []
-    n = 0
-    for node, c in r.nodes.items():
-        offsets[node] = n
-        cost.append(c)
-        n += len(c)
-    binaries = n
-    rows: list[np.ndarray] = []
-    columns: list[np.ndarray] = []
-    values: list[np.ndarray] = []
-    right: list[float] = []
-
-    def add(cols: np.ndarray, vals: np.ndarray, rhs: float) -> None:
-        rows.append(np.full(len(cols), len(right)))
-        columns.append(cols)
-        values.append(vals)
-        right.append(rhs)
-
-    for node, c in r.nodes.items():
-        add(offsets[node] + np.arange(len(c)), np.ones(len(c)), 1.0)
-    for (a, b), m in r.edges.items():
-        groups_a, first_a = _same(m)
-        groups_b, first_b = _same(m.T)
-        small = m[np.ix_(first_a, first_b)]
-        if small.size == 1:
-            cost.append(np.zeros(0))
-            cost[list(r.nodes).index(a)] = cost[list(r.nodes).index(a)] + small[0, 0]
-            continue
-        y = n + np.arange(small.size).reshape(small.shape)
-        cost.append(small.ravel())
-        n += small.size
-        for node, groups, lines in ((a, groups_a, y), (b, groups_b, y.T)):
-            for k, line in enumerate(lines):
-                members = offsets[node] + np.flatnonzero(groups == k)
-                add(np.concatenate([line, members]), np.r_[np.ones(len(line)), -np.ones(len(members))], 0.0)
-    objective = np.concatenate(cost)
-    positive = objective[(objective > 0) & (objective < IMPOSSIBLE / 2)]
-    # Seconds are tiny numbers; the solver's tolerances are absolute. The total is brought to about 1000.
-    scale = 1000.0 / max(float(np.median(positive)) * len(r.nodes), 1e-12) if len(positive) else 1.0
-    upper = np.where(objective >= IMPOSSIBLE / 2, 0.0, 1.0)
-    matrix = sparse.csr_matrix(
-        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(len(right), n)
+        tuple(choice), objective, min(objective, bound + reduction.constant), len(reduction.nodes), len(program.cost)
     )
-    options: dict[str, float | bool] = {"mip_rel_gap": gap, "presolve": True}
-    if time_limit is not None:
-        options["time_limit"] = time_limit
-    result = optimize.milp(
-        np.where(upper > 0, objective * scale, 0.0),
-        integrality=np.r_[np.ones(binaries), np.zeros(n - binaries)],
-        bounds=optimize.Bounds(0.0, upper),
-        constraints=optimize.LinearConstraint(matrix, np.asarray(right), np.asarray(right)),
-        options=options,
-    )
-    if result.x is None:
-        if result.status == 2:  # infeasible: any choice will do, its cost says that it is impossible
-            return dict.fromkeys(r.nodes, 0), np.inf, n
-        raise PlanError(
-            f"no plan was found within the time limit of {time_limit} s ({result.message}); "
-            "allow more time (AutoParallelConfig(time_limit=...)), or give a mesh with fewer axes"
-        )
-    chosen = {node: int(np.argmax(result.x[o : o + len(r.nodes[node])])) for node, o in offsets.items()}
-    bound = result.mip_dual_bound if getattr(result, "mip_dual_bound", None) is not None else result.fun
-    return chosen, float(bound) / scale, n
+
+
+class _Program:
+    """The kernel's columns and rows. Columns: each node's choices, then each edge's pairs of groups."""
+
+    def __init__(self, r: Reduction) -> None:
+        self.r = r
+        self.offsets: dict[int, int] = {}
+        n = 0
+        for node, c in r.nodes.items():
+            self.offsets[node] = n
+            n += len(c)
+        self.binaries = n
+        cost = [np.concatenate(list(r.nodes.values()))] if n else [np.zeros(0)]
+        rows, columns, values, right = [], [], [], []
+
+        def add(cols: np.ndarray, vals: np.ndarray, rhs: float) -> None:
+            rows.append(np.full(len(cols), len(right)))
+            columns.append(cols)
+            values.append(vals)
+            right.append(rhs)
+
+        for node, c in r.nodes.items():
+            add(self.offsets[node] + np.arange(len(c)), np.ones(len(c)), 1.0)
+        for (a, b), m in r.edges.items():
+            groups_a, first_a = _same(m)
+            groups_b, first_b = _same(m.T)
+            small = m[np.ix_(first_a, first_b)]
+            y = n + np.arange(small.size).reshape(small.shape)
+            cost.append(small.ravel())
+            n += small.size
+            for node, groups, lines in ((a, groups_a, y), (b, groups_b, y.T)):
+                for k, line in enumerate(lines):
+                    members = self.offsets[node] + np.flatnonzero(groups == k)
+                    add(np.concatenate([line, members]), np.r_[np.ones(len(line)), -np.ones(len(members))], 0.0)
+        self.cost = np.concatenate(cost)
+        self.right = np.asarray(right)
+        entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))) if rows else ([], ([], []))
+        self.matrix = sparse.csc_matrix(entries, shape=(len(right), n))
+
+    def solve(self, gap: float, time_limit: float | None) -> tuple[dict[int, int], float]:
+        """The choice of each node of the kernel, and a lower bound without the constant."""
+        if not self.binaries:
+            return {}, 0.0
+        possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
+        # Seconds are small numbers and the solver's tolerances absolute: the total is brought to thousands.
+        scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
+        highs = self._model(scale)
+        highs.setOptionValue("presolve", "off")
+        highs.run()
+        if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return dict.fromkeys(self.r.nodes, 0), float("inf")
+        x = np.asarray(highs.getSolution().col_value)[: self.binaries]
+        relaxed = highs.getInfo().objective_function_value / scale
+        if np.minimum(x, 1 - x).max() < _TOLERANCE:
+            return self._read(x), relaxed
+        start = self._round(x)
+        if self._value(start) - relaxed <= gap * abs(self._value(start)):
+            return start, relaxed
+        return self._branch(highs, start, scale, gap, time_limit)
+
+    def _model(self, scale: float) -> highspy.Highs:
+        n = len(self.cost)
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = n, len(self.right)
+        possible = self.cost < IMPOSSIBLE / 2
+        lp.col_cost_ = np.where(possible, self.cost * scale, 0.0)
+        lp.col_lower_ = np.zeros(n)
+        lp.col_upper_ = np.where(possible, 1.0, 0.0)
+        lp.row_lower_ = lp.row_upper_ = self.right
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_ = self.matrix.indptr
+        lp.a_matrix_.index_ = self.matrix.indices
+        lp.a_matrix_.value_ = self.matrix.data
+        highs = highspy.Highs()
+        highs.silent()
+        highs.passModel(lp)
+        return highs
+
+    def _branch(
+        self, highs: highspy.Highs, start: dict[int, int], scale: float, gap: float, time_limit: float | None
+    ) -> tuple[dict[int, int], float]:
+        kinds = np.full(self.binaries, highspy.HighsVarType.kInteger)
+        highs.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
+        highs.setOptionValue("presolve", "choose")
+        highs.setOptionValue("mip_rel_gap", gap)
+        if time_limit is not None:
+            highs.setOptionValue("time_limit", float(time_limit))
+        columns = np.array([self.offsets[n] + k for n, k in start.items()], dtype=np.int32)
+        highs.setSolution(len(columns), columns, np.ones(len(columns)))
+        highs.run()
+        info = highs.getInfo()
+        bound = info.mip_dual_bound / scale
+        x = np.asarray(highs.getSolution().col_value)[: self.binaries]
+        found = self._read(x) if len(x) and highs.getInfo().primal_solution_status == 2 else start
+        best = min(found, start, key=self._value)
+        return best, bound
+
+    def _read(self, x: np.ndarray) -> dict[int, int]:
+        return {n: int(np.argmax(x[o : o + len(self.r.nodes[n])])) for n, o in self.offsets.items()}
+
+    def _value(self, choice: dict[int, int]) -> float:
+        total = sum(float(c[choice[n]]) for n, c in self.r.nodes.items())
+        return total + sum(float(m[choice[a], choice[b]]) for (a, b), m in self.r.edges.items())
+
+    def _round(self, x: np.ndarray) -> dict[int, int]:
+        """The best of several roundings of the relaxation, each improved one node at a time."""
+        random = np.random.default_rng(0)
+        best = self._improve(self._read(x))
+        for _ in range(_ROUNDINGS):
+            draw = {}
+            for n, o in self.offsets.items():
+                p = np.clip(x[o : o + len(self.r.nodes[n])], 0, None)
+                draw[n] = int(random.choice(len(p), p=p / p.sum()))
+            best = min(best, self._improve(draw), key=self._value)
+        return best
+
+    def _improve(self, choice: dict[int, int]) -> dict[int, int]:
+        """Change one node at a time to its best answer to its neighbours, until nothing is gained."""
+        pending = dict.fromkeys(self.r.nodes)
+        while pending:
+            n = next(iter(pending))
+            del pending[n]
+            cost = self.r.nodes[n].copy()
+            for a in self.r.around[n]:
+                cost += self.r.matrix(n, a)[:, choice[a]]
+            k = int(cost.argmin())
+            if cost[k] < cost[choice[n]] - 1e-15:
+                choice[n] = k
+                pending.update(dict.fromkeys(self.r.around[n]))
+        return choice
 
 
 def _same(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Equal rows as one: each row's group, each group's first row."""
     _, first, groups = np.unique(m, axis=0, return_index=True, return_inverse=True)
     return groups.ravel(), first
+
+

@@ -1,0 +1,8 @@
+"""Redistribution: signature A -> signature B by the cheapest route of explicit collectives."""
+
+from .collectives import apply as apply
+from .routes import Route as Route
+from .routes import cost_matrix as cost_matrix
+from .routes import route as route
+from .serve import serve as serve
+from .table import Step as Step

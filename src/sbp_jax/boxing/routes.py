@@ -1,0 +1,165 @@
+"""Routes: the cheapest sequence of moves from one signature to another, intermediate signatures allowed.
+
+A shortest path over signatures (Dijkstra), in seconds and then bytes. Costs depend on a tensor only through its
+bytes and on which dims divide, so all routes from one signature are found once and kept.
+"""
+
+import functools
+import heapq
+import io
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .. import cluster as clusters
+from ..cluster import Cluster
+from ..errors import SignatureError
+from ..placement import Placement
+from ..signature import Partial, Signature, SignatureLike, local_shape, partial_sum, signature_for
+from .table import Step, moves
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The steps that take a tensor from ``src`` to ``dst``. Prints as a table."""
+
+    src: Signature
+    dst: Signature
+    shape: tuple[int, ...]
+    dtype: str
+    axis_names: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def bytes(self) -> float:
+        """Bytes each device sends in all."""
+        return sum(s.bytes for s in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds in all."""
+        return sum(s.seconds for s in self.steps)
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """The kinds of its collectives, in order."""
+        return tuple(s.kind for s in self.steps if s.is_collective)
+
+    def __str__(self) -> str:
+        table = Table(
+            title=f"({self.src}) -> ({self.dst}), {self.dtype}{list(self.shape)}", box=box.SIMPLE, title_justify="left"
+        )
+        for name in ("step", "axes", "from", "to", "bytes sent", "seconds"):
+            table.add_column(name)
+        for s in self.steps:
+            axes = ", ".join(self.axis_names[a] for a in s.axes)
+            table.add_row(s.kind, axes, f"({s.src})", f"({s.dst})", f"{s.bytes:.0f}", f"{s.seconds:.3g}")
+        table.add_row("total", "", "", "", f"{self.bytes:.0f}", f"{self.seconds:.3g}")
+        buffer = io.StringIO()
+        Console(file=buffer, width=110, no_color=True).print(table)
+        return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+Paths = dict[Signature, tuple[float, float, Step | None]]
+
+
+@functools.lru_cache(maxsize=65536)
+def paths(
+    src: Signature, shape: tuple[int, ...], itemsize: int, mesh: tuple[int, ...], cluster: Cluster,
+    extra: tuple[Partial, ...] = (),
+) -> Paths:  # fmt: skip
+    """By signature reached: seconds and bytes from ``src``, and the last step there."""
+    best: Paths = {src: (0.0, 0.0, None)}
+    order = itertools.count()
+    queue: list[tuple[float, float, int, Signature]] = [(0.0, 0.0, next(order), src)]
+    done: set[Signature] = set()
+    while queue:
+        seconds, sent, _, here = heapq.heappop(queue)
+        if here in done:
+            continue
+        done.add(here)
+        for step in _moves(here, shape, itemsize, mesh, cluster, extra):
+            new = (seconds + step.seconds, sent + step.bytes)
+            if step.dst not in best or new < best[step.dst][:2]:
+                best[step.dst] = (*new, step)
+                heapq.heappush(queue, (*new, next(order), step.dst))
+    return best
+
+
+@functools.lru_cache(maxsize=65536)
+def _moves(
+    src: Signature, shape: tuple[int, ...], itemsize: int, mesh: tuple[int, ...], cluster: Cluster,
+    extra: tuple[Partial, ...],
+) -> tuple[Step, ...]:  # fmt: skip
+    return tuple(moves(src, shape, itemsize, mesh, cluster, extra))
+
+
+def _extra(*signatures: Signature) -> tuple[Partial, ...]:
+    kinds = {c for s in signatures for c in s if isinstance(c, Partial)} - {partial_sum}
+    return tuple(sorted(kinds, key=str))
+
+
+def itemsize_of(dtype: object) -> int:
+    """Bytes an element; a typed random key counts its words."""
+    text = str(dtype)
+    return 8 if text.startswith("key<") else int(jax.numpy.dtype(text).itemsize)
+
+
+def route(
+    src: SignatureLike,
+    dst: SignatureLike,
+    placement: Placement,
+    shape: Sequence[int],
+    dtype: object = "float32",
+    cluster: Cluster | str | None = None,
+) -> Route:
+    """The cheapest way to redistribute a tensor of ``shape`` and ``dtype`` on one placement.
+
+    Bytes are per device, seconds by the cluster's description (the placement's own where none is given). Raises
+    ``SignatureError`` where a signature does not fit, or a split does not divide.
+    """
+    shape = tuple(shape)
+    a, b = (signature_for(s, len(shape), placement.shape) for s in (src, dst))
+    hardware = clusters.get(cluster or placement.cluster) if cluster or placement.cluster else clusters.default_for(
+        placement.type, placement.is_abstract
+    )  # fmt: skip
+    return _route(a, b, shape, str(dtype), placement.shape, placement.axis_names, hardware)
+
+
+@functools.lru_cache(maxsize=65536)
+def _route(
+    a: Signature, b: Signature, shape: tuple[int, ...], dtype: str, mesh: tuple[int, ...], names: tuple[str, ...],
+    cluster: Cluster,
+) -> Route:  # fmt: skip
+    for s in (a, b):
+        local_shape(shape, s, mesh)
+    found = paths(a, shape, itemsize_of(dtype), mesh, cluster, _extra(a, b))
+    if b not in found:
+        raise SignatureError(f"there is no way from ({a}) to ({b}) for shape {shape}")
+    steps: list[Step] = []
+    here = b
+    while (step := found[here][2]) is not None:
+        steps.append(step)
+        here = step.src
+    return Route(a, b, shape, dtype, names, tuple(reversed(steps)))
+
+
+def cost_matrix(
+    states: Sequence[Signature], shape: Sequence[int], itemsize: int, mesh: Sequence[int], cluster: Cluster
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds, and bytes each device sends, between every two of ``states``; ``inf`` where there is no way."""
+    n = len(states)
+    seconds, sent = np.full((n, n), np.inf), np.full((n, n), np.inf)
+    extra = _extra(*states)
+    for i, a in enumerate(states):
+        found = paths(a, tuple(shape), itemsize, tuple(mesh), cluster, extra)
+        for j, b in enumerate(states):
+            if b in found:
+                seconds[i, j], sent[i, j] = found[b][:2]
+    return seconds, sent

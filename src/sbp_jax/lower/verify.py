@@ -1,0 +1,154 @@
+"""The compiled program's collectives against the plan's: same kinds, groups, sizes, counts; nothing unexplained.
+
+XLA may still simplify what it is given. What it removes is reported: of two equal reductions one is enough, a
+result nobody reads needs none, what does not change in a loop can leave it, ``all-reduce`` and a slice are a
+``reduce-scatter``. What it adds is a mismatch, always.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..errors import PlanMismatch
+from ..plan import Boxing, Move, PlanData
+from .hlo import Collective, collectives, mesh_axes
+
+_KIND = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "permute": "collective-permute",
+}
+
+
+@dataclass(slots=True)
+class Expected:
+    """One collective of the plan: what a device brings (``elements``), along which axes, how often a step."""
+
+    kind: str
+    axes: tuple[int, ...]
+    elements: int
+    times: float
+    boxing: Boxing
+    bytes: float
+    left: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.elements} elements, {self.times:g} times, for {self.boxing}"
+
+
+@dataclass(slots=True)
+class Report:
+    """Which compiled collectives are the plan's; what XLA added; what it left out. Bytes are per device and step."""
+
+    matched: list[tuple[Expected, Collective]] = field(default_factory=list)
+    added: list[Collective] = field(default_factory=list)
+    left_out: list[Expected] = field(default_factory=list)
+    expected_bytes: float = 0.0
+    found_bytes: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Nothing in the compiled program that the plan does not know."""
+        return not self.added
+
+    @property
+    def exact(self) -> bool:
+        """And nothing of the plan left out."""
+        return not self.added and not self.left_out
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.matched)} collectives match the plan; {self.found_bytes:.0f} bytes sent by each device, "
+            f"{self.expected_bytes:.0f} planned"
+        ]
+        lines += [
+            f"  added by XLA: {c.kind} {c.operand.dtype}{list(c.operand.shape)} in groups of {c.group_size}, "
+            f"{c.times:g} times ({c.op_name or c.instruction})"
+            for c in self.added
+        ]
+        lines += [f"  left out by XLA: {e}" for e in self.left_out]
+        return "\n".join(lines)
+
+
+def expected_collectives(plan: PlanData) -> list[Expected]:
+    """The collectives that a plan's boxings stand for."""
+    names, sizes = plan.placement.axis_names, plan.placement.shape
+    result = []
+    for b in plan.boxing_list:
+        for move in b.moves:
+            axes = tuple(names.index(a) for a in move.axes)
+            if move.is_collective:
+                pieces = _pieces(b, move, sizes, axes)
+                result.append(
+                    Expected(_KIND[move.kind], axes, pieces, b.times, b, move.bytes, b.times)
+                )
+    return result
+
+
+def _pieces(b: Boxing, move: Move, sizes: Sequence[int], axes: Sequence[int]) -> int:
+    """Elements one device brings to a move, from the bytes that it sends in it."""
+    p = math.prod(sizes[a] for a in axes)
+    whole = math.prod(b.shape)
+    itemsize = _itemsize(b)
+    brought = move.bytes / {
+        "all_reduce": 2 * (p - 1) / p,
+        "all_gather": p - 1,
+        "reduce_scatter": (p - 1) / p,
+        "all_to_all": (p - 1) / p,
+    }.get(move.kind, 1.0)
+    return min(whole, round(brought / itemsize))
+
+
+def _itemsize(b: Boxing) -> int:
+    import jax
+
+    return 8 if b.dtype.startswith("key<") else int(jax.numpy.dtype(b.dtype).itemsize)
+
+
+def verify_text(plan: PlanData, text: str) -> Report:
+    """Match every collective of a compiled program with one of the plan's."""
+    report = Report()
+    expected = expected_collectives(plan)
+    report.expected_bytes = sum(e.bytes * e.times for e in expected)
+    found = [c for c in collectives(text) if c.group_size > 1]
+    report.found_bytes = sum(c.sent_bytes * c.times for c in found)
+    for c in found:
+        axes = mesh_axes(c.groups, plan.placement.shape)
+        e = _find(expected, c, axes)
+        if e is None:
+            report.added.append(c)
+        else:
+            e.left -= c.times
+            report.matched.append((e, c))
+    report.left_out = [e for e in expected if e.left > 1e-9]
+    return report
+
+
+def _find(expected: Sequence[Expected], c: Collective, axes: tuple[int, ...] | None) -> Expected | None:
+    """The plan's collective that a compiled one is: first by the scope it was emitted under, then by what it does."""
+
+    def same(e: Expected) -> bool:
+        axes_of = tuple(sorted(e.axes))
+        return e.left > 1e-9 and c.times <= e.left + 1e-9 and axes_of == axes and e.elements == c.operand.elements
+
+    own = [e for e in expected if f"/{e.boxing.scope}/" in c.op_name or c.op_name.startswith(e.boxing.scope + "/")]
+    for candidates in (own, expected):
+        for e in candidates:
+            if same(e) and e.kind == c.kind:
+                return e
+    for e in own:  # all-reduce and slice made into a reduce-scatter
+        if same(e) and e.kind == "all-reduce" and c.kind == "reduce-scatter":
+            return e
+    return None
+
+
+def verify_plan(plan: PlanData, text: str) -> Report:
+    """The report, or ``PlanMismatch`` listing what XLA added."""
+    report = verify_text(plan, text)
+    if not report.ok:
+        raise PlanMismatch(f"the compiled {plan.function} has collectives that the plan does not know:\n{report}")
+    return report
+
+

@@ -1,0 +1,149 @@
+"""What a device holds over a step: the peak of a plan, and the peak as costs that the search can weigh.
+
+A value is held from where it is made to its last use; what a loop reads is held through the loop; arguments that
+are not donated, and results, are held to the end. Values that only run through a chain of element-wise ops are
+fused by XLA and never held. Temporary buffers of boxing are not counted, copies that several consumers share are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..rules.widen import Code
+from ..trace import Graph, Op, Program, Structured, Value
+from .cells import Folded, is_pointwise
+from .cost import CostModel
+from .problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One value that takes memory, from position ``start`` to ``end`` of the program's nodes."""
+
+    value: Value
+    start: int
+    end: int
+
+
+def held_values(program: Program, folded: Folded) -> list[Held]:
+    """Every value that takes memory, with its life."""
+    last = len(program.nodes) - 1
+    start: dict[int, int] = {}
+    end: dict[int, int] = {}
+    values: dict[int, Value] = {}
+
+    def make(v: Value, at: int) -> None:
+        values[v.id] = v
+        start[v.id] = min(start.get(v.id, at), at)
+        end[v.id] = max(end.get(v.id, at), at)
+
+    def use(x: object, at: int) -> None:
+        if isinstance(x, Value):
+            end[x.id] = max(end.get(x.id, at), at)
+
+    def walk(graph: Graph) -> None:
+        for op in graph.ops:
+            if isinstance(op, Op):
+                for v in op.outs:
+                    make(v, op.index)
+                for x in op.ins:
+                    use(x, op.index)
+                continue
+            first, final = _span(op)
+            for link in op.links:
+                for v in link.outs:
+                    make(v, first)
+                    use(v, final)
+                for x in link.ins:
+                    use(x, final)
+            for body in op.bodies:
+                walk(body)
+
+    donated = {i for i, _ in program.donated}
+    for i, op in enumerate(program.input_ops):
+        make(op.outs[0], op.index)
+        if i not in donated:
+            use(op.outs[0], last)
+    walk(program.graph)
+    for op in program.output_ops:
+        use(op.ins[0], last)
+    fused = _fused(program, folded)
+    return [Held(v, start[i], end[i]) for i, v in values.items() if i not in folded.free and i not in fused and v.shape]
+
+
+def _span(op: Structured) -> tuple[int, int]:
+    indices = [link.index for link in op.links]
+    for body in op.bodies:
+        indices += [n.index for n in body.nodes()]
+    return min(indices), max(indices)
+
+
+def _fused(program: Program, folded: Folded) -> set[int]:
+    """Values made by an element-wise op and read once, by an element-wise op or a reduction; inner values of cells."""
+    consumers = program.consumers()
+    elementwise = {op.index: is_pointwise(op, f) for op, f in zip(program.nodes, folded.factors, strict=True)}
+    fused: set[int] = set()
+    for op in program.nodes:
+        if not elementwise[op.index]:
+            continue
+        for v in op.outs:
+            users = [u for u, _ in consumers.get(v.id, ())]
+            together = {folded.cell_of.get(u.index) for u in users} == {folded.cell_of.get(op.index)}
+            once = len(users) == 1 and (elementwise[users[0].index] or users[0].name.startswith("reduce_"))
+            if together or once:
+                fused.add(v.id)
+    return fused
+
+
+def profile(
+    held: Sequence[Held], codes: dict[int, list[Code]], model: CostModel, n_nodes: int
+) -> np.ndarray:
+    """Bytes a device holds at each node, given the codes in which each value exists (made, and boxed for many)."""
+    change = np.zeros(n_nodes + 1)
+    for h in held:
+        size = sum(model.local_bytes(h.value, c) for c in codes.get(h.value.id, ()))
+        change[h.start] += size
+        change[h.end + 1] -= size
+    return np.cumsum(change[:-1])
+
+
+def weigh(
+    problem: Problem, held: Sequence[Held], folded: Folded, groups: Sequence[int], model: CostModel, at: int
+) -> Problem:
+    """A problem whose total is the bytes held at one node instead of seconds: same nodes, same choices."""
+    producer = {v.id: (c, k) for c in folded.cells for k, v in enumerate(c.outs)}
+    hub_of = {key: hub for hub, key in problem.hub_source.items()}
+    nodes = [np.zeros(len(c)) for c in problem.nodes]
+    result = Problem(nodes, {}, problem.n_classes, problem.representative, problem.count)
+    counted: dict[tuple[int, int], int] = {}
+    for h in held:
+        if h.start <= at <= h.end and h.value.id in producer:
+            cell, k = producer[h.value.id]
+            key = (groups[cell.index], k)
+            counted[key] = counted.get(key, 0) + 1
+    for (group, k), n in counted.items():
+        cell = problem.representative[group]
+        value, made = cell.outs[k], [s.outs[k] for s in cell.strategies]
+        result.nodes[group] = result.nodes[group] + n * np.array([model.local_bytes(value, c) for c in made])
+        hub = hub_of.get((group, k))
+        if hub is not None:
+            copies = n * np.array([model.local_bytes(value, c) for c in problem.codes[hub]])
+            other = np.array([[m != c for c in problem.codes[hub]] for m in made])
+            result.connect(group, hub, other * copies[None, :])
+    return result
+
+
+def penalised(problem: Problem, weights: Sequence[tuple[float, Problem]]) -> Problem:
+    """Seconds plus weighted bytes."""
+    nodes = [c.copy() for c in problem.nodes]
+    total = Problem(
+        nodes, dict(problem.edges), problem.n_classes, problem.representative, problem.count, problem.codes,
+        problem.hub_source,
+    )  # fmt: skip
+    for price, bytes_at in weights:
+        if price:
+            total.nodes = [a + price * b for a, b in zip(total.nodes, bytes_at.nodes, strict=True)]
+            for (a, b), m in bytes_at.edges.items():
+                total.connect(a, b, price * m)
+    return total

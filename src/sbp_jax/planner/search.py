@@ -1,0 +1,157 @@
+"""The search for the cheapest plan that fits: solve; where memory is short, price it, and solve again.
+
+Memory is a constraint at every point of the step. The points where plans overflow get a price for each byte
+(Lagrange multipliers), found by Kelley's cutting planes: the prices that make the plans seen so far cost most are
+the next to try (Kelley, J. SIAM 8(4), 1960; Geoffrion, Math. Prog. Study 2, 1974). Each solution under prices,
+less the prices of what is allowed, is a proven lower bound for every plan that fits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import optimize
+
+from ..errors import PlanError
+from ..plan import PlanData
+from .cells import Folded
+from .cost import CostModel
+from .memory import Held, penalised, weigh
+from .problem import Problem
+from .solve import Solution, solve
+
+Spell = Callable[[Sequence[int]], tuple[PlanData, np.ndarray]]
+_ROUNDS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The plan, its solution, and the bound proven for the objective."""
+
+    plan: PlanData
+    solution: Solution
+    bound: float
+
+
+@dataclass(slots=True)
+class Search:
+    """One planning problem, with and without a memory limit."""
+
+    problem: Problem
+    held: Sequence[Held]
+    folded: Folded
+    groups: Sequence[int]
+    model: CostModel
+    gap: float
+    time_limit: float | None
+    progress: Callable[[str], None]
+    _at: dict[int, Problem] = field(default_factory=dict)
+
+    def run(self, spell: Spell, limit: float | None) -> Found | None:
+        """The cheapest plan within ``limit`` bytes a device; None where pins allow no plan at all.
+
+        Raises ``PlanError`` with the smallest limit found possible, where ``limit`` is less.
+        """
+        solution = solve(self.problem, self.gap, self.time_limit)
+        if solution is None:
+            return None
+        plan, memory = spell(solution.choice)
+        if limit is None or memory.max(initial=0.0) <= limit:
+            return Found(plan, solution, solution.bound)
+        return self._fit(spell, limit, solution, plan, memory)
+
+    def _bytes_at(self, point: int) -> Problem:
+        if point not in self._at:
+            self._at[point] = weigh(self.problem, self.held, self.folded, self.groups, self.model, point)
+        return self._at[point]
+
+    def _fit(self, spell: Spell, limit: float, solution: Solution, plan: PlanData, memory: np.ndarray) -> Found:
+        points = [int(memory.argmax())]
+        seen = [(solution.objective, memory)]
+        best: Found | None = None
+        bound = solution.bound
+        for round_number in range(_ROUNDS):
+            prices, ceiling = _master(seen, points, limit)
+            self.progress(f"fitting into memory, round {round_number + 1}")
+            priced = penalised(self.problem, [(p, self._bytes_at(t)) for p, t in zip(prices, points, strict=True)])
+            solution = solve(priced, self.gap, self.time_limit)
+            if solution is None:
+                break
+            plan, memory = spell(solution.choice)
+            bound = max(bound, solution.bound - float(np.dot(prices, np.full(len(points), limit))))
+            seconds = self.problem.evaluate(solution.choice)
+            known = any(abs(c - seconds) < 1e-15 and np.array_equal(m, memory) for c, m in seen)
+            seen.append((seconds, memory))
+            if memory.max(initial=0.0) <= limit:
+                if best is None or plan.objective < best.plan.objective:
+                    best = Found(plan, solution, bound)
+            elif int(memory.argmax()) not in points:
+                points.append(int(memory.argmax()))
+                continue
+            if best is not None and (best.plan.objective - bound <= 1e-6 * best.plan.objective or known):
+                break
+            if known and ceiling - bound <= 1e-9 * abs(ceiling):
+                break
+        if best is None:
+            raise PlanError(self._too_small(spell, limit, points, seen))
+        return Found(best.plan, best.solution, min(bound, best.plan.objective))
+
+    def _too_small(
+        self, spell: Spell, limit: float, points: list[int], seen: Sequence[tuple[float, np.ndarray]]
+    ) -> str:
+        """Says by how much the limit is short: the smallest peak found when memory is all that counts."""
+        smallest = min(float(m.max()) for _, m in seen)
+        prices = np.full(len(points), 1.0 / len(points))
+        for round_number in range(_ROUNDS):
+            priced = penalised(_costless(self.problem), [
+                (p, self._bytes_at(t)) for p, t in zip(prices, points, strict=True)
+            ])  # fmt: skip
+            solution = solve(priced, 1e-3, self.time_limit)
+            if solution is None:
+                break
+            _, memory = spell(solution.choice)
+            smallest = min(smallest, float(memory.max()))
+            worst = int(memory.argmax())
+            if worst in points:
+                if round_number > 5:
+                    break
+                prices[points.index(worst)] *= 2
+            else:
+                points.append(worst)
+                prices = np.append(prices, prices.mean())
+            prices /= prices.sum()
+        return (
+            f"no plan was found that fits into a memory limit of {limit:.0f} bytes ({limit / 2**20:.4g} MiB) per "
+            f"device; the smallest that one does is {smallest:.0f} bytes ({smallest / 2**20:.4g} MiB). "
+            "Raise memory_limit, use more devices, a smaller batch, or rematerialisation (jax.checkpoint)"
+        )
+
+
+def _costless(problem: Problem) -> Problem:
+    """The same problem where only what is impossible costs anything."""
+    from .problem import IMPOSSIBLE
+
+    def clear(x: np.ndarray) -> np.ndarray:
+        return np.where(x >= IMPOSSIBLE / 2, IMPOSSIBLE * 1e9, x * 1e-9)
+
+    return Problem(
+        [clear(c) for c in problem.nodes], {k: clear(m) for k, m in problem.edges.items()}, problem.n_classes,
+        problem.representative, problem.count, problem.codes, problem.hub_source,
+    )  # fmt: skip
+
+
+def _master(
+    seen: Sequence[tuple[float, np.ndarray]], points: Sequence[int], limit: float
+) -> tuple[np.ndarray, float]:
+    """Prices that make the cheapest plan seen as dear as possible, and that cost: a concave piecewise maximum."""
+    n = len(points)
+    mean = float(np.mean([c for c, _ in seen]))
+    scale = limit / max(mean, 1e-12)  # prices in units of seconds per byte around mean / limit
+    # maximise z subject to z <= cost_k + sum_t price_t (mem_kt - limit), prices in [0, cap]
+    rows = np.array([[*((limit - m[points]) / scale), 1.0] for _, m in seen])
+    costs = np.array([c for c, _ in seen])
+    cap = 100.0
+    result = optimize.linprog(
+        np.r_[np.zeros(n), -1.0], A_ub=rows, b_ub=costs, bounds=[(0.0, cap)] * n + [(None, None)], method="highs"
+    )
+    return result.x[:n] / scale, float(result.x[n])
