@@ -218,8 +218,8 @@ def _operand(text: str, computation: _Computation) -> Array:
 
 def _groups(kind: str, rest: str) -> tuple[tuple[int, ...], ...]:
     if kind == "collective-permute":
-        pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", rest)
-        return tuple(tuple(map(int, p)) for p in re.findall(r"\{(\d+),(\d+)", pairs.group(1) + "}" if pairs else ""))
+        pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest)
+        return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs.group(1) if pairs else ""))
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
     if iota:
         shape, dims = ([int(d) for d in iota.group(k).split(",")] for k in (1, 2))
@@ -227,7 +227,6 @@ def _groups(kind: str, rest: str) -> tuple[tuple[int, ...], ...]:
         if iota.group(3):
             places = places.transpose([int(d) for d in iota.group(3).split(",")])
         return tuple(tuple(map(int, row)) for row in places.reshape(shape))
-    listed = re.search(r"replica_groups=\{(.*?)\}(?:,|\s|$)", rest)
-    return tuple(
-        tuple(int(d) for d in g.split(",")) for g in re.findall(r"\{([\d,]+)\}?", listed.group(1) + "}" if listed else "")
-    )
+    listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest)
+    inside = listed.group(1) if listed else ""
+    return tuple(tuple(int(d) for d in g.split(",")) for g in re.findall(r"\{([\d,]+)\}", inside))
