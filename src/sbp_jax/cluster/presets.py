@@ -32,7 +32,7 @@ def _gpus(
 CPU = Cluster(
     "cpu",
     device("cpu", {"float32": 5e10, "bfloat16": 2e10, "float16": 2e10, "float64": 2.5e10}, 8 * _GIB, 1e10),
-    (Level("shared memory", None, 2e9, 2e-5),),
+    (Level("shared memory", None, 2e9, 1e-6),),
 )
 
 PRESETS: dict[str, Cluster] = {

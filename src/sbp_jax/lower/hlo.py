@@ -7,9 +7,11 @@ pairs, several operands combined into one instruction, groups written out or as 
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+
+from ..errors import SbpError
 
 KINDS = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast",
@@ -97,7 +99,10 @@ _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
 def collectives(text: str) -> list[Collective]:
     """Every collective that a step runs, one entry for each tensor; ``times`` counts loops."""
     computations, entry = _computations(text)
-    return list(_walk(computations, entry, 1.0, True, False, frozenset())) if entry else []
+    found = list(_walk(computations, entry, 1.0, True, False, frozenset())) if entry else []
+    partitions = re.search(r"num_partitions=(\d+)", text)
+    everyone = (tuple(range(int(partitions.group(1)) if partitions else 1)),)
+    return [c if c.groups else replace(c, groups=everyone) for c in found]  # no groups: all devices are one
 
 
 def count(text: str) -> dict[str, tuple[float, float]]:
@@ -208,11 +213,12 @@ def _arguments(text: str) -> list[str]:
 
 def _operand(text: str, computation: _Computation) -> Array:
     """An operand's shape: written with it, or where it was defined."""
+    text = re.sub(r"/\*.*?\*/", "", text).strip()
     match = _ARRAY.search(text)
     if match is None:
         match = _ARRAY.search(computation.shapes.get(text.split()[-1].lstrip("%"), ""))
     if match is None:
-        return Array("f32", ())
+        raise SbpError(f"cannot find the shape of operand {text!r} in the compiled program's text")
     return Array(match.group(1), tuple(int(d) for d in match.group(2).split(",") if d))
 
 

@@ -28,6 +28,7 @@ class Tracer:
         self.times = times
         self.ops: list[Op | Structured] = []
         self._seen: dict[Any, tuple[Value, ...]] = {}
+        self._cause: Any = None
 
     def value(self, aval: Any, name: str = "") -> Value:
         """A new value of this scope."""
@@ -47,7 +48,7 @@ class Tracer:
         if key is not None and key in self._seen:
             return self._seen[key]
         outs = tuple(self.value(a) for a in avals)
-        self.ops.append(Op(name, tuple(ins), outs, params or {}, primitive, info))
+        self.ops.append(Op(name, tuple(ins), outs, params or {}, primitive, self._cause or info))
         if key is not None:
             self._seen[key] = outs
         return outs
@@ -90,7 +91,10 @@ class Tracer:
         expansion = expand.EXPANSIONS.get(name)
         expanded = expansion(eqn, ins) if expansion is not None else None
         if expanded is not None:
-            return self.inline(expanded.jaxpr, expanded.consts, ins)
+            self._cause = eqn.source_info  # what is written out here is the user's line, not ours
+            results = self.inline(expanded.jaxpr, expanded.consts, ins)
+            self._cause = None
+            return results
         return self.emit(name, ins, [v.aval for v in eqn.outvars], params, eqn.primitive, eqn.source_info)
 
     def _remat(self, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
