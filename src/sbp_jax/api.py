@@ -23,6 +23,7 @@ from .signature import Component, Signature
 from .trace import Program, build
 
 _REPLAN_WARNING = 3
+_TIME_LIMIT_SECONDS = 30.0
 
 
 class _OtherShapes(Exception):
@@ -358,7 +359,7 @@ def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: 
         memory_limit_bytes=config.memory_limit,
         computation_ratio=config.computation_cost_ratio,
         gap=config.gap,
-        time_limit=config.time_limit,
+        time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
         progress=progress,
     )  # fmt: skip
 

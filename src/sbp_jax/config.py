@@ -14,7 +14,8 @@ class AutoParallelConfig:
 
     Attributes:
         solver: the search method.
-        time_limit: seconds the solver may take; None: until proven optimal.
+        time_limit: seconds branch-and-bound may take; then the best plan found, with its proven gap.
+            None: 30 s, which is rarely reached; ``float("inf")``: until proven optimal.
         gap: stop when the proven relative gap is at most this.
         memory_limit: bytes per device; None: the device's, less a stated reserve.
         prefer_less_memory: OneFlow's ``enable_auto_memory``.
@@ -24,7 +25,6 @@ class AutoParallelConfig:
         zero_stage: None: the planner's choice; 0..3 pins optimizer state, gradients, parameters.
         cluster: a preset's name, a ``Cluster``, or a path to its TOML; None: detected.
         grad_accumulation, remat, pipeline: see the architecture; not built yet.
-        narrow_partial: reserved: allow rounding partial values to a narrower float.
     """
 
     solver: str = "ilp"

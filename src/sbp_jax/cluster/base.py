@@ -63,7 +63,8 @@ class Cluster:
         The roofline model: Williams, Waterman and Patterson, CACM 52(4), 2009.
         """
         arithmetic = flops / (self.device.rate(dtype) * self.matmul_efficiency)
-        return max(arithmetic, moved_bytes / (self.device.memory_bytes_per_second * self.memory_efficiency))
+        traffic = moved_bytes / (self.device.memory_bytes_per_second * self.memory_efficiency)
+        return max(arithmetic, traffic, self.op_seconds_floor)
 
     def copy_seconds(self, moved_bytes: float) -> float:
         """Writing ``moved_bytes`` to a device's own memory, having read as much."""

@@ -25,11 +25,12 @@ def _gpus(
         (Level("node", 8, nvlink_gbs * 1e9, 3e-6), Level("network", None, infiniband_gbs * 1e9, 1e-5)),
         matmul_efficiency=efficiency,
         memory_efficiency=0.8,
+        op_seconds_floor=2e-6,
     )
 
 
 # A simulated device is a thread of the host; copies through memory stand for the links. Measured with 8 of them on
-# 2 cores (JAX 0.10.2): matrix products 5e10 FLOP/s each, large collectives 2 to 3e9 bytes/s, and about 9e-5 s for
+# 2 cores (JAX 0.10.2): matrix products 5e10 FLOP/s each, the smallest op 2 to 5e-6 s, large collectives 2 to 3e9 bytes/s, and about 9e-5 s for
 # any collective however small. That last figure is the host's thread scheduling and says nothing of the machines
 # that the simulation stands for, where XLA merges small collectives besides: it is left out, so plans on simulated
 # devices weigh bytes, as plans of large models on real ones do.
@@ -37,6 +38,7 @@ CPU = Cluster(
     "cpu",
     device("cpu", {"float32": 5e10, "bfloat16": 2e10, "float16": 2e10, "float64": 2.5e10}, 8 * _GIB, 1e10),
     (Level("shared memory", None, 2e9, 0.0),),
+    op_seconds_floor=2e-6,
 )
 
 PRESETS: dict[str, Cluster] = {
