@@ -89,6 +89,12 @@ class ParallelFunction:
         entry = self._entry(args, kwargs)
         return _lower(entry, self._dynamic(args), kwargs)
 
+    def bare(self) -> tuple[Any, Any]:
+        """The jitted function that the last call ran, and the argument that it takes after the function's own."""
+        if self._last is None:
+            raise PlanError(f"{self.__name__} has not run yet: call it once")
+        return self._last.jitted, ({}, self._last.constants)
+
     def _dynamic(self, args: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(x for i, x in enumerate(args) if i not in self._static)
 
