@@ -205,8 +205,7 @@ def from_partition_spec(spec: PartitionSpec, axis_names: Sequence[str], ndim: in
     components: list[Component] = [broadcast] * len(order)
     if len(spec) > ndim:
         raise SignatureError(f"{spec} has {len(spec)} entries, but the tensor has rank {ndim}")
-    for dim in range(len(spec)):
-        entry = spec[dim]
+    for dim, entry in enumerate(spec.partitions):
         names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         unknown = [n for n in names if n not in order]
         if unknown:

@@ -9,6 +9,7 @@ from jax.extend import core as jex
 
 from . import control, expand
 from .graph import Atom, Graph, Lit, Op, Program, Structured, Value
+from .source import is_users_function
 
 # What computes nothing at the level of logical values.
 _ALIASES = {"copy", "copy_p", "stop_gradient", "name", "pvary", "layout_constraint", "sharding_constraint"}
@@ -80,7 +81,10 @@ class Tracer:
             return ins[: len(eqn.outvars)]
         if name in _CALLS:
             body = params[_CALLS[name]] if _CALLS[name] in params else params["jaxpr"]
-            return self.inline(getattr(body, "jaxpr", body), getattr(body, "consts", ()), ins)
+            inner = getattr(body, "jaxpr", body)
+            if is_users_function(inner):
+                return self.inline(inner, getattr(body, "consts", ()), ins)
+            return self._for(eqn, inner, getattr(body, "consts", ()), ins)
         if name in ("remat2", "remat", "checkpoint"):
             return self._remat(eqn, ins)
         if name == "optimization_barrier":
@@ -91,11 +95,15 @@ class Tracer:
         expansion = expand.EXPANSIONS.get(name)
         expanded = expansion(eqn, ins) if expansion is not None else None
         if expanded is not None:
-            self._cause = eqn.source_info  # what is written out here is the user's line, not ours
-            results = self.inline(expanded.jaxpr, expanded.consts, ins)
-            self._cause = None
-            return results
+            return self._for(eqn, expanded.jaxpr, expanded.consts, ins)
         return self.emit(name, ins, [v.aval for v in eqn.outvars], params, eqn.primitive, eqn.source_info)
+
+    def _for(self, eqn: Any, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Atom]) -> list[Atom]:
+        """Write out library code in the place of one equation: the line to name is the equation's."""
+        outer, self._cause = self._cause, self._cause or eqn.source_info
+        results = self.inline(jaxpr, consts, ins)
+        self._cause = outer
+        return results
 
     def _remat(self, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
         jaxpr = eqn.params["jaxpr"]

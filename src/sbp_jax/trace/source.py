@@ -11,7 +11,8 @@ _LIBRARIES = tuple(
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
-def _is_user(path: str) -> bool:
+def is_user(path: str) -> bool:
+    """Whether a file is the user's: outside JAX, Flax, Optax, the standard library and this library."""
     if path.startswith((_OWN, "<")) or any(part in path for part in _LIBRARIES):
         return False
     return not (path.startswith(_STDLIB) and "site-packages" not in path)
@@ -21,6 +22,12 @@ def user_line(info: Any) -> str:
     """``file:line (function)`` of the innermost frame outside JAX, Flax, Optax and this library; "" if none."""
     traceback = getattr(info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
-        if _is_user(frame.file_name):
+        if is_user(frame.file_name):
             return f"{os.path.basename(frame.file_name)}:{frame.line_num} ({frame.function_name})"
     return ""
+
+
+def is_users_function(jaxpr: Any) -> bool:
+    """Whether a called function was written by the user (then its lines are the ones to name), not by a library."""
+    where = getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None) or ""
+    return " at " in where and is_user(where.split(" at ", 1)[1].rsplit(":", 1)[0])
