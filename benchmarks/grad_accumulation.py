@@ -14,21 +14,21 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import jax  # noqa: E402
-from jax.sharding import NamedSharding  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-from zoo import gpt  # noqa: E402
+import jax
+from jax.sharding import NamedSharding
+from rich.console import Console
+from rich.table import Table
 
-import sbp_jax as sbp  # noqa: E402
-from sbp_jax.lower import hlo  # noqa: E402
+import sbp_jax as sbp
+from sbp_jax.lower import hlo
+from zoo import gpt
 
 LARGE = 2048  # elements: weight matrices, not biases or scalars
 
 
-def reductions(text: str) -> tuple[float, float, float]:
+def reductions(text: str | None) -> tuple[float, float, float]:
     """Reductions a step of large tensors: all-reduces, reduce-scatters; bytes of all collectives."""
-    found = hlo.collectives(text)
+    found = hlo.collectives(text or "")
     large = [c for c in found if c.group_size > 1 and c.operand.elements >= LARGE]
     return (
         sum(c.times for c in large if c.kind == "all-reduce"),
@@ -54,9 +54,12 @@ def main() -> None:
         ("the plan", step.lower(state, batch).compile().as_text()),
     ):
         reduced, scattered, sent = reductions(text)
-        table.add_row(name, f"{reduced:.0f}", f"{scattered:.0f}", f"{(reduced + scattered) / weights:.2f}", f"{sent:,.0f}")
+        table.add_row(
+            name, f"{reduced:.0f}", f"{scattered:.0f}", f"{(reduced + scattered) / weights:.2f}", f"{sent:,.0f}"
+        )
     Console(width=110).print(table)
-    print(f"{weights} weight matrices, 8 micro-batches; plan verified: {plan.verify().exact}, gap {plan.optimality_gap:.2%}")
+    exact = plan.verify().exact
+    print(f"{weights} weight matrices, 8 micro-batches; plan verified: {exact}, gap {plan.optimality_gap:.2%}")
 
 
 if __name__ == "__main__":

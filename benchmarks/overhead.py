@@ -14,10 +14,10 @@ import time
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
+import jax
+import jax.numpy as jnp
 
-import sbp_jax as sbp  # noqa: E402
+import sbp_jax as sbp
 
 LEAVES, ROUNDS, CALLS = 200, 30, 20
 

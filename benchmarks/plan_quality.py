@@ -19,22 +19,22 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-from jax.sharding import NamedSharding  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from rich.console import Console
+from rich.table import Table
 
-import sbp_jax as sbp  # noqa: E402
-from sbp_jax.lower import hlo  # noqa: E402
+import sbp_jax as sbp
+from sbp_jax.lower import hlo
 
 FAMILIES = ("mlp", "gpt", "gpt_nnx", "resnet", "lstm")
 MESHES = ((1, 8), (2, 4), (8, 1))
 
 
-def sent(text: str) -> float:
+def sent(text: str | None) -> float:
     """Bytes each device sends in a step."""
-    return sum(b for _, b in hlo.count(text).values())
+    return sum(b for _, b in hlo.count(text or "").values())
 
 
 def by_hand(case: Any, p: sbp.Placement, specs: tuple[Any, Any]) -> float:

@@ -15,12 +15,12 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import jax  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-from zoo import gpt  # noqa: E402
+import jax
+from rich.console import Console
+from rich.table import Table
 
-import sbp_jax as sbp  # noqa: E402
+import sbp_jax as sbp
+from zoo import gpt
 
 
 def main() -> None:
@@ -48,7 +48,9 @@ def main() -> None:
                       f"{traced:.2f} s", f"{plan.planning_seconds:.2f} s", f"{plan.optimality_gap:.2%}",
                       f"{plan.planning_seconds / first:.2f}")  # fmt: skip
     Console(width=120).print(table)
-    print(f"on {where}; peak memory of this process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    print(
+        f"on {where}; peak memory of this process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+    )
 
 
 if __name__ == "__main__":

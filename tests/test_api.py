@@ -47,7 +47,7 @@ def test_a_training_loop_never_moves_its_state() -> None:
     ins, outs = step.plan(w, X).signatures()
     assert ins[0][0] == outs[0]
     specs, _ = step.plan(w, X).partition_specs()
-    assert w["a"].sharding.spec == specs[0][0]["a"]
+    assert w["a"].sharding.spec == specs[0][0]["a"]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_as_a_decorator_with_keywords_and_static_arguments() -> None:
@@ -207,7 +207,9 @@ def test_a_memory_limit_changes_the_plan() -> None:
     tight = make(0.6 * free.memory_per_device)
     assert tight.memory_per_device <= 0.6 * free.memory_per_device
     assert tight.step_seconds >= free.step_seconds
-    with pytest.raises(sbp.PlanError, match=r"no plan was found that fits.*the smallest that one does is (\d+) bytes") as e:
+    with pytest.raises(
+        sbp.PlanError, match=r"no plan was found that fits.*the smallest that one does is (\d+) bytes"
+    ) as e:
         make(100.0)
     smallest = float(str(e.value).split("does is ")[1].split(" bytes")[0])
     assert make(smallest).memory_per_device <= smallest
@@ -248,7 +250,7 @@ def test_a_primitive_without_a_rule_is_whole_and_named() -> None:
 
 def test_a_bad_call() -> None:
     with pytest.raises(sbp.PlanError, match="takes a function"):
-        sbp.auto_parallel(3)
+        sbp.auto_parallel(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(sbp.PlanError, match="not among the 2 positional"):
         sbp.plan(train_step, weights(), X, placement=place(2), donate_argnums=4)
     with pytest.raises(sbp.SbpError, match="did you mean h100"):

@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -19,7 +20,7 @@ def place(shape: tuple[int, ...]) -> sbp.Placement:
 
 def plain(x: Any) -> np.ndarray:
     """A leaf as numbers."""
-    return np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else x, np.float64)
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x, np.float64)
 
 
 def run(case: Any, mesh: tuple[int, ...], tolerance: float, **options: Any) -> sbp.Plan:

@@ -31,7 +31,9 @@ def test_notation(component: object, text: str) -> None:
     assert str(component) == text
 
 
-@pytest.mark.parametrize("given_", ["(S(0), B)", "[S(0),B]", " S( 0 ) , B ", [sbp.split(0), "B"], ("S(0)", sbp.broadcast)])
+@pytest.mark.parametrize(
+    "given_", ["(S(0), B)", "[S(0),B]", " S( 0 ) , B ", [sbp.split(0), "B"], ("S(0)", sbp.broadcast)]
+)
 def test_what_is_accepted(given_: object) -> None:
     assert sbp.Signature.of(given_) == sbp.Signature((sbp.split(0), sbp.broadcast))  # pyright: ignore
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding
 
+from . import capture
 from . import cluster as clusters
 from .config import AutoParallelConfig
 from .errors import PlanError
@@ -17,10 +17,9 @@ from .lower import local_function
 from .placement import Placement, placement, to_partition_spec
 from .plan import PlanData
 from .planned import Plan
-from .planner import Request, fingerprint, make_plan, pin_signature
+from .planner import Request, fingerprint, make_plan
 from .progress import Progress
-from .signature import Component, Signature
-from .trace import Program, build
+from .trace import Program
 
 _REPLAN_WARNING = 3
 _TIME_LIMIT_SECONDS = 30.0
@@ -56,6 +55,7 @@ class ParallelFunction:
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn, self._config = fn, config
+        self._name = getattr(fn, "__name__", type(fn).__name__)
         self._placement = where
         self._donate, self._static = tuple(donate_argnums), tuple(static_argnums)
         self._in_sbp, self._out_sbp, self._given = in_sbp, out_sbp, given
@@ -72,8 +72,7 @@ class ParallelFunction:
             except _OtherShapes:
                 pass
             except (ValueError, TypeError):
-                entry = self._find(args, kwargs)
-                if entry is last and not self._misplaced(entry, args, kwargs):
+                if self._entries.get(self._key(args, kwargs)) is last and not self._misplaced(last, args, kwargs):
                     raise
         entry = self._entry(args, kwargs)
         args, kwargs = self._place(entry, args, kwargs)
@@ -92,7 +91,7 @@ class ParallelFunction:
     def bare(self) -> tuple[Any, Any]:
         """The jitted function that the last call ran, and the argument that it takes after the function's own."""
         if self._last is None:
-            raise PlanError(f"{self.__name__} has not run yet: call it once")
+            raise PlanError(f"{self._name} has not run yet: call it once")
         return self._last.jitted, ({}, self._last.constants)
 
     def _dynamic(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -101,10 +100,7 @@ class ParallelFunction:
     def _key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
         statics = tuple(args[i] for i in self._static)
-        return tree, statics, tuple(_aval(x) for x in leaves)
-
-    def _find(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entry | None:
-        return self._entries.get(self._key(args, kwargs))
+        return tree, statics, tuple(capture.aval(x) for x in leaves)
 
     def _entry(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entry:
         key = self._key(args, kwargs)
@@ -113,7 +109,7 @@ class ParallelFunction:
                 self._misses += 1
                 if self._misses > _REPLAN_WARNING:
                     warnings.warn(
-                        f"{self.__name__} is planned and compiled for the {self._misses + 1}th set of argument shapes; "
+                        f"{self._name} is planned and compiled for the {self._misses + 1}th set of argument shapes; "
                         "each takes a plan of its own. Pad the arguments to few shapes, or plan ahead with .plan(...)",
                         stacklevel=3,
                     )
@@ -123,26 +119,28 @@ class ParallelFunction:
     def _make(self, args: Sequence[Any], kwargs: dict[str, Any], key: Any) -> _Entry:
         where = self._given.placement if self._given is not None else self._where()
         dynamic = self._dynamic(args)
-        with Progress(self.__name__) as progress:
+        with Progress(self._name) as progress:
             progress("tracing")
-            program, in_tree, out_shape = _trace(self._fn, args, kwargs, self._static, self._donate)
+            program, in_tree, out_shape = capture.trace(self._fn, args, kwargs, self._static, self._donate)
             out_tree = jax.tree.structure(out_shape)
             known = self._out_trees.setdefault(key[0], out_tree)
             if known != out_tree:
                 raise PlanError(
-                    f"{self.__name__} returned {known} before and returns {out_tree} now, for arguments of the same "
+                    f"{self._name} returned {known} before and returns {out_tree} now, for arguments of the same "
                     "structure: the results' structure must not change between calls"
                 )
             if self._given is not None:
-                data = _check_given(self._given, program, self.__name__)
+                data = _check_given(self._given, program, self._name)
             else:
-                pins = {} if self._config.ignore_user_sbp else _pins(program, where, self._in_sbp, self._out_sbp,
-                                                                     in_tree, out_shape)  # fmt: skip
-                data = make_plan(program, _request(where, self._config, pins, progress), self.__name__)
+                pins = {}
+                if not self._config.ignore_user_sbp:
+                    pins = capture.pins(program, where, self._in_sbp, self._out_sbp, in_tree, out_shape)
+                data = make_plan(program, _request(where, self._config, pins, progress), self._name)
         data.in_tree, data.out_tree = in_tree, out_tree
         plan = Plan.of(data)
         entry = _entry(program, plan, (dynamic, kwargs), out_tree, self._donate_positions())
-        plan.compile = lambda: _lower(entry, jax.tree.map(_aval, dynamic), jax.tree.map(_aval, kwargs)).compile()
+        shapes = jax.tree.map(capture.aval, (dynamic, kwargs))
+        plan.compile = lambda: _lower(entry, *shapes).compile()
         return entry
 
     def _where(self) -> Placement:
@@ -238,129 +236,14 @@ def _indices(x: int | Sequence[int]) -> tuple[int, ...]:
     return (x,) if isinstance(x, int) else tuple(x)
 
 
-def _aval(x: Any) -> Any:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
-    if not hasattr(x, "dtype"):
-        return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(np.result_type(x)), weak_type=True)
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(x.dtype))
-
-
 def _is_there(x: Any, sharding: NamedSharding) -> bool:
     return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
-
-
-def _trace(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int], donate: Sequence[int]
-) -> tuple[Program, Any, Any]:
-    """The program of a call, the tree of its dynamic arguments, and its results' shapes."""
-    bad = [i for i in (*donate, *static) if not 0 <= i < len(args)]
-    if bad:
-        raise PlanError(f"donate_argnums/static_argnums {bad} are not among the {len(args)} positional arguments")
-    dynamic = tuple(jax.tree.map(_aval, x) for i, x in enumerate(args) if i not in static)
-
-    def flat(dynamic: Any, kwargs: Any) -> Any:
-        supply = iter(dynamic)
-        return fn(*(args[i] if i in static else next(supply) for i in range(len(args))), **kwargs)
-
-    closed, out_shape = jax.make_jaxpr(flat, return_shape=True)(dynamic, jax.tree.map(_aval, kwargs))
-    paths = jax.tree_util.tree_flatten_with_path((dynamic, kwargs))[0]
-    names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in paths]
-    program = build(closed, names)
-    out_paths = jax.tree_util.tree_flatten_with_path(out_shape)[0]
-    for op, (path, _) in zip(program.output_ops, out_paths, strict=True):
-        op.label = jax.tree_util.keystr(path, simple=True, separator="/")
-    positions = [i - sum(s < i for s in static) for i in donate]
-    program.donated[:] = _replacements(dynamic, out_shape, positions)
-    return program, jax.tree.structure((dynamic, kwargs)), out_shape
-
-
-def _replacements(dynamic: Any, results: Any, donated: Sequence[int]) -> list[tuple[int, int]]:
-    """Which result replaces which donated argument: the subtree of the same structure and shapes, else leaf by leaf."""
-    numbered = jax.tree.unflatten(jax.tree.structure(results), range(len(jax.tree.leaves(results))))
-    subtrees = [(results, numbered)]
-    if isinstance(results, tuple | list):
-        subtrees += list(zip(results, numbered, strict=True))
-    elif isinstance(results, dict):
-        subtrees += [(results[k], numbered[k]) for k in results]
-    start = np.cumsum([0, *(len(jax.tree.leaves(x)) for x in dynamic)])
-    shapes = [(x.shape, x.dtype) for x in jax.tree.leaves(results)]
-    pairs: list[tuple[int, int]] = []
-    used: set[int] = set()
-    for position in donated:
-        argument = dynamic[position]
-        leaves, tree = jax.tree.flatten(argument)
-        for subtree, numbers in subtrees:
-            taken = jax.tree.leaves(numbers)
-            same = jax.tree.structure(subtree) == tree and all(
-                (a.shape, a.dtype) == shapes[k] for a, k in zip(leaves, taken, strict=True)
-            )
-            if same and not used & set(taken):
-                break
-        else:
-            taken = []
-            for a in leaves:
-                k = next((k for k, s in enumerate(shapes) if s == (a.shape, a.dtype) and k not in {*used, *taken}), -1)
-                taken.append(k)
-        pairs += [(int(start[position]) + i, k) for i, k in enumerate(taken) if k >= 0]
-        used |= set(taken)
-    return pairs
-
-
-def _pins(program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree: Any, out_shape: Any) -> Any:
-    """All pins of a program by node: of arguments, of results, and those written inside."""
-    pins: dict[int, tuple[Signature, str]] = {}
-    n = in_tree.num_leaves
-    arguments = jax.tree.unflatten(in_tree, range(n))[0]
-    results = jax.tree.unflatten(jax.tree.structure(out_shape), range(len(program.output_ops)))
-    for given, numbers, ops, words in (
-        (in_sbp, arguments, program.input_ops, "in_sbp"),
-        (out_sbp, results, program.output_ops, "out_sbp"),
-    ):
-        for k, signature in _spread(given, numbers, words):
-            op = ops[k]
-            value = (op.outs or op.ins)[0]
-            name = f"{words} of {op.label or 'the result'}"
-            pins[op.index] = (pin_signature(value, signature, where, name), name)
-    for op in program.nodes:
-        if op.name == "pin":
-            from .trace import user_line
-
-            name = f"to_global at {user_line(op.info) or 'an unknown line'}"
-            pins[op.index] = (pin_signature(op.outs[0], op.params["signature"], where, name), name)
-    return pins
-
-
-def _is_signature(x: Any) -> bool:
-    return x is None or isinstance(x, str | Signature | Component) or (
-        isinstance(x, tuple | list) and len(x) > 0 and all(isinstance(c, Component) for c in x)
-    )  # fmt: skip
-
-
-def _spread(given: Any, numbers: Any, words: str) -> list[tuple[int, Any]]:
-    """A tree of signatures (or a prefix of one) against a tree of leaf numbers."""
-    if given is None:
-        return []
-    if _is_signature(given):
-        return [(k, given) for k in jax.tree.leaves(numbers)]
-    try:
-        spread = jax.tree.map(
-            lambda s, part: [(k, s) for k in jax.tree.leaves(part)] if s is not None else [],
-            given, numbers, is_leaf=_is_signature,
-        )  # fmt: skip
-    except ValueError as error:
-        raise PlanError(f"{words} does not have the structure of what it pins: {error}") from None
-    pairs = jax.tree.leaves(spread, is_leaf=lambda x: isinstance(x, list) and all(isinstance(p, tuple) for p in x))
-    return [p for part in pairs for p in part]
 
 
 def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: Callable[[str], None]) -> Request:
     return Request(
         placement=where,
-        cluster=clusters.get(config.cluster or where.cluster) if (config.cluster or where.cluster)
-        else clusters.default_for(where.type, where.is_abstract),
+        cluster=clusters.resolve(config.cluster or where.cluster, where.type, where.is_abstract),
         pins=pins,
         memory_limit_bytes=config.memory_limit,
         computation_ratio=config.computation_cost_ratio,
@@ -420,4 +303,5 @@ def _lower(entry: _Entry, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise PlanError(
             f"{entry.plan.placement} is abstract: a plan for it can be read and saved, but not compiled here"
         )
-    return entry.jitted.lower(*jax.tree.map(_aval, tuple(args)), (jax.tree.map(_aval, kwargs), entry.constants))
+    args, kwargs = jax.tree.map(capture.aval, (tuple(args), kwargs))
+    return entry.jitted.lower(*args, (kwargs, entry.constants))

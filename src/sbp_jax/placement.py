@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,9 +40,11 @@ class Placement:
             raise PlacementError(f"placement type {self.type!r} is not known; possible: {', '.join(_TYPES)}")
         if not self.shape or any(n < 1 for n in self.shape):
             raise PlacementError(f"placement needs at least one device on each axis, got shape {self.shape}")
-        repeated = sorted({r for r in self.flat_ranks if self.flat_ranks.count(r) > 1}) if len(
-            set(self.flat_ranks)
-        ) != len(self.flat_ranks) else []
+        repeated = (
+            sorted({r for r in self.flat_ranks if self.flat_ranks.count(r) > 1})
+            if len(set(self.flat_ranks)) != len(self.flat_ranks)
+            else []
+        )
         if repeated:
             raise PlacementError(f"ranks {repeated} are repeated in the placement; each device can hold one component")
         if any(r < 0 for r in self.flat_ranks):
@@ -102,7 +105,7 @@ def _mesh(p: Placement) -> Mesh:
     return Mesh(array, p.axis_names, axis_types=(AxisType.Auto,) * p.ndim)
 
 
-def _devices(kind: str) -> list[jax.Device]:
+def _devices(kind: str) -> list[Any]:
     try:
         return jax.devices(kind)
     except RuntimeError as error:
@@ -136,7 +139,7 @@ class _PlacementFactory:
             raise PlacementError(f"ranks must be a non-empty regular array of integers, got {ranks!r}")
         return Placement(_kind(type), array.shape, tuple(map(int, array.ravel())), _names(axis_names, array.ndim))
 
-    def all(self, type: str, axis_names: Sequence[str] | str | None = None) -> Placement:
+    def all(self, type: str, axis_names: Sequence[str] | str | None = None) -> "Placement":
         """Every visible device of ``type``, on one axis."""
         n = len(_devices(_kind(type)))
         return Placement(_kind(type), (n,), tuple(range(n)), _names(axis_names, 1))
@@ -191,7 +194,7 @@ def to_partition_spec(
     other = [c for c in partial.values() if c.op != "sum"]
     if other:
         raise SignatureError(f"({sig}): PartitionSpec(unreduced=...) means a sum; {other[0]} has no counterpart")
-    return PartitionSpec(*entries, unreduced=set(partial))
+    return PartitionSpec(*entries, unreduced=frozenset(partial))
 
 
 def to_sharding(signature: SignatureLike, p: Placement, ndim: int) -> NamedSharding:
@@ -225,9 +228,7 @@ def from_partition_spec(spec: PartitionSpec, axis_names: Sequence[str], ndim: in
 def from_sharding(sharding: NamedSharding, ndim: int) -> Signature:
     """The signature, on the sharding's own mesh, of a tensor of rank ``ndim``."""
     if not isinstance(sharding, NamedSharding):
-        raise SignatureError(
-            f"from_sharding takes a NamedSharding (a mesh with names), got {type(sharding).__name__}"
-        )
+        raise SignatureError(f"from_sharding takes a NamedSharding (a mesh with names), got {type(sharding).__name__}")
     return from_partition_spec(sharding.spec, tuple(map(str, sharding.mesh.axis_names)), ndim)
 
 

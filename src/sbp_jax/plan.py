@@ -32,10 +32,12 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One step of a boxing: the collective (or local copy), the mesh axes, bytes each device sends, seconds."""
+    """One step of a boxing: the collective (or local copy) on mesh axes, the signature it leads to, bytes each device
+    sends, seconds."""
 
     kind: str
     axes: tuple[str, ...]
+    dst: Signature
     bytes: float
     seconds: float
 
@@ -199,9 +201,7 @@ class PlanData:
             return cls(
                 **{name: data[name] for name in _PLAIN if name != "unruled"},
                 unruled=[(p, s) for p, s in data["unruled"]],
-                placement=Placement(
-                    **{k: tuple(v) if isinstance(v, list) else v for k, v in data["placement"].items()}
-                ),
+                placement=_placement(data["placement"]),
                 inputs=[_leaf(x) for x in data["inputs"]],
                 outputs=[_leaf(x) for x in data["outputs"]],
                 boxing_list=[_boxing(x) for x in data["boxings"]],
@@ -246,6 +246,11 @@ _PLAIN = (
 )  # fmt: skip
 
 
+def _placement(x: Mapping[str, Any]) -> Placement:
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in x.items()}
+    return Placement(**values)
+
+
 def _leaf_json(leaf: Leaf) -> list[Any]:
     return [leaf.path, list(leaf.shape), leaf.dtype, str(leaf.signature)]
 
@@ -259,12 +264,14 @@ def _boxing_json(b: Boxing) -> dict[str, Any]:
     return {
         "id": b.id, "value_id": b.value_id, "value": b.value, "shape": list(b.shape), "dtype": b.dtype,
         "src": str(b.src), "dst": str(b.dst), "times": b.times, "source": b.source, "user": b.user,
-        "moves": [[m.kind, list(m.axes), m.bytes, m.seconds] for m in b.moves],
+        "moves": [[m.kind, list(m.axes), str(m.dst), m.bytes, m.seconds] for m in b.moves],
     }  # fmt: skip
 
 
 def _boxing(x: Mapping[str, Any]) -> Boxing:
-    moves = tuple(Move(kind, tuple(axes), sent, seconds) for kind, axes, sent, seconds in x["moves"])
+    moves = tuple(
+        Move(k, tuple(axes), Signature.parse(dst), sent, seconds) for k, axes, dst, sent, seconds in x["moves"]
+    )
     if not math.isfinite(float(x["times"])):
         raise TypeError("times is not a number")
     return Boxing(

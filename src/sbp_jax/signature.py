@@ -143,7 +143,7 @@ class Signature:
 
     def replace(self, axis: int, component: Component) -> "Signature":
         """The signature with the component of one mesh axis exchanged."""
-        return Signature(self.components[:axis] + (component,) + self.components[axis + 1 :])
+        return Signature((*self.components[:axis], component, *self.components[axis + 1 :]))
 
     def resolve(self, ndim: int) -> "Signature":
         """Negative dims made positive for a tensor of rank ``ndim``; a dim out of range raises."""
@@ -208,7 +208,5 @@ def _resolve(component: Component, ndim: int, whole: Signature) -> Component:
     dim = component.dim + ndim if component.dim < 0 else component.dim
     if not 0 <= dim < ndim:
         possible = f"0..{ndim - 1} (or {-ndim}..-1)" if ndim else "none: a scalar can only be B or P"
-        raise SignatureError(
-            f"{component} in ({whole}): the tensor has rank {ndim}, dimensions possible: {possible}"
-        )
+        raise SignatureError(f"{component} in ({whole}): the tensor has rank {ndim}, dimensions possible: {possible}")
     return Split(dim)

@@ -1,6 +1,7 @@
 """Redistribution: signature A -> signature B by the cheapest route of explicit collectives."""
 
 from .collectives import apply as apply
+from .collectives import execute as execute
 from .routes import Route as Route
 from .routes import cost_matrix as cost_matrix
 from .routes import route as route

@@ -17,7 +17,12 @@ _REDUCE = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 def apply(route: Route, x: Any, axis_names: Sequence[str]) -> Any:
     """This device's piece of the tensor in ``route.dst``, given its piece in ``route.src``."""
-    for step in route.steps:
+    return execute(route.steps, x, axis_names)
+
+
+def execute(steps: Sequence[Step], x: Any, axis_names: Sequence[str]) -> Any:
+    """Run steps one after the other on this device's piece."""
+    for step in steps:
         x = _STEPS[step.kind](step, x, tuple(axis_names[a] for a in step.axes))
     return x
 

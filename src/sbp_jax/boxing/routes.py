@@ -126,9 +126,7 @@ def route(
     """
     shape = tuple(shape)
     a, b = (signature_for(s, len(shape), placement.shape) for s in (src, dst))
-    hardware = clusters.get(cluster or placement.cluster) if cluster or placement.cluster else clusters.default_for(
-        placement.type, placement.is_abstract
-    )  # fmt: skip
+    hardware = clusters.resolve(cluster or placement.cluster, placement.type, placement.is_abstract)
     return _route(a, b, shape, str(dtype), placement.shape, placement.axis_names, hardware)
 
 

@@ -34,6 +34,11 @@ def get(what: "str | Path | Cluster") -> Cluster:
     )
 
 
+def resolve(what: "str | Path | Cluster | None", type: str, is_abstract: bool = False) -> Cluster:
+    """The cluster named, or where none is, the one that devices of ``type`` stand for."""
+    return default_for(type, is_abstract) if what is None else get(what)
+
+
 def default_for(type: str, is_abstract: bool = False) -> Cluster:
     """The cluster of this machine's devices of a type; for abstract placements a current one of that type."""
     if type == "cpu":

@@ -83,9 +83,7 @@ class Cluster:
         last = self.levels[-1]
         return Link(last.bytes_per_second, last.latency_seconds, last.name)
 
-    def collective_seconds(
-        self, kind: str, sent_bytes: float, mesh_shape: Sequence[int], axes: Sequence[int]
-    ) -> float:
+    def collective_seconds(self, kind: str, sent_bytes: float, mesh_shape: Sequence[int], axes: Sequence[int]) -> float:
         """A collective in which each device sends ``sent_bytes``: latency of its steps, and bandwidth.
 
         Ring algorithms take p-1 steps (all-reduce twice that), trees 2 log2 p; the library picks the faster:

@@ -30,10 +30,10 @@ def _gpus(
 
 
 # A simulated device is a thread of the host; copies through memory stand for the links. Measured with 8 of them on
-# 2 cores (JAX 0.10.2): matrix products 5e10 FLOP/s each, the smallest op 2 to 5e-6 s, large collectives 2 to 3e9 bytes/s, and about 9e-5 s for
-# any collective however small. That last figure is the host's thread scheduling and says nothing of the machines
-# that the simulation stands for, where XLA merges small collectives besides: it is left out, so plans on simulated
-# devices weigh bytes, as plans of large models on real ones do.
+# 2 cores (JAX 0.10.2): matrix products 5e10 FLOP/s each, the smallest op 2 to 5e-6 s, large collectives 2 to 3e9
+# bytes/s, and about 9e-5 s for any collective however small. That last figure is the host's thread scheduling and
+# says nothing of the machines that the simulation stands for, where XLA merges small collectives besides: it is left
+# out, so plans on simulated devices weigh bytes, as plans of large models on real ones do.
 CPU = Cluster(
     "cpu",
     device("cpu", {"float32": 5e10, "bfloat16": 2e10, "float16": 2e10, "float64": 2.5e10}, 8 * _GIB, 1e10),

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import boxing
+from ..boxing import Step
 from ..errors import PlanError
-from ..placement import Placement
-from ..plan import PlanData
+from ..plan import Boxing, PlanData
 from ..rules import Local, lookup, whole
 from ..rules.widen import B, Code, signature_of, strategies
 from ..signature import Partial, Signature, Split, broadcast, local_shape
@@ -24,7 +24,7 @@ from ..trace import Atom, Graph, Lit, Op, Program, Structured, Value
 Scope = dict[int, dict[Signature, Any]]
 
 
-def local_function(program: Program, plan: PlanData, cluster: Any = None) -> Callable[..., list[Any]]:
+def local_function(program: Program, plan: PlanData) -> Callable[..., list[Any]]:
     """The program on local pieces: flat local arguments (constants last) to flat local results.
 
     Valid inside ``jax.shard_map`` manual on all axes of the plan's placement.
@@ -33,12 +33,12 @@ def local_function(program: Program, plan: PlanData, cluster: Any = None) -> Cal
         raise PlanError(
             f"the plan is for another program: it has {len(plan.nodes)} nodes, this one {len(program.nodes)}"
         )
-    return _Emitter(program, plan, cluster).run
+    return _Emitter(program, plan).run
 
 
 class _Emitter:
-    def __init__(self, program: Program, plan: PlanData, cluster: Any) -> None:
-        self.program, self.placement, self.cluster = program, plan.placement, cluster
+    def __init__(self, program: Program, plan: PlanData) -> None:
+        self.program, self.placement = program, plan.placement
         self.decision = [plan.strategies[k] if k >= 0 else None for k in plan.nodes]
         self.boxings = {(b.value_id, b.dst): b for b in plan.boxing_list}
         self.producer = {v.id: op for op in program.nodes for v in op.outs}
@@ -70,7 +70,7 @@ class _Emitter:
         """The local piece of a value in a signature; boxed, once a scope, when it is not there in it yet."""
         if isinstance(atom, Lit):
             x = jnp.asarray(atom.literal, atom.dtype)
-            return x if not signature.has_partial else self.box(x, atom, _whole(signature), signature)
+            return x if not signature.has_partial else self.make_partial(x, atom, _whole(signature), signature)
         known = scope.setdefault(atom.id, {})
         if signature in known:
             return known[signature]
@@ -78,7 +78,7 @@ class _Emitter:
         if planned is not None:
             x = self.read(scope, atom, planned.src)
             with jax.named_scope(planned.scope):
-                known[signature] = self.box(x, atom, planned.src, signature)
+                known[signature] = boxing.execute(self.steps(planned), x, self.placement.axis_names)
         else:
             known[signature] = self.remake(scope, atom, signature)
         return known[signature]
@@ -87,14 +87,23 @@ class _Emitter:
         """A value that costs nothing to make: computed in the signature asked for (partial: whole, then kept)."""
         if signature.has_partial:
             plain = _whole(signature)
-            return self.box(self.read(scope, value, plain), value, plain, signature)
+            return self.make_partial(self.read(scope, value, plain), value, plain, signature)
         op = self.producer[value.id]
         ins, outs = _way_to_make(op, op.outs.index(value), _code(signature), self.placement.shape)
         return self.compute(scope, op, ins, outs)[op.outs.index(value)]
 
-    def box(self, x: Any, atom: Atom, src: Signature, dst: Signature) -> Any:
-        route = boxing.route(src, dst, self.placement, atom.shape, str(atom.dtype), self.cluster)
-        return boxing.apply(route, x, self.placement.axis_names)
+    def steps(self, planned: Boxing) -> list[Step]:
+        """The plan's own steps, not found anew: the plan may have been priced for another cluster."""
+        names, here, found = self.placement.axis_names, planned.src, []
+        for m in planned.moves:
+            found.append(Step(m.kind, tuple(names.index(a) for a in m.axes), here, m.dst, m.bytes, m.seconds))
+            here = m.dst
+        return found
+
+    def make_partial(self, x: Any, atom: Atom, src: Signature, dst: Signature) -> Any:
+        """A whole or split value as a partial one: a local copy, whatever the cluster."""
+        route = boxing.route(src, dst, self.placement, atom.shape, str(atom.dtype))
+        return boxing.execute(route.steps, x, self.placement.axis_names)
 
     def graph(self, graph: Graph, scope: Scope) -> None:
         for op in graph.ops:

@@ -165,9 +165,7 @@ def _walk(
                 inner_known &= trips is not None
             branch = role in ("true_computation", "false_computation", "branch_computations")
             for callee in re.findall(r"[\w.\-]+", target):
-                yield from _walk(
-                    computations, callee, inner, inner_known, conditional or branch, above | {name}
-                )
+                yield from _walk(computations, callee, inner, inner_known, conditional or branch, above | {name})
 
 
 def _kind(rest: str) -> str | None:

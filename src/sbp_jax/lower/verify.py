@@ -81,9 +81,7 @@ def expected_collectives(plan: PlanData) -> list[Expected]:
             axes = tuple(names.index(a) for a in move.axes)
             if move.is_collective:
                 pieces = _pieces(b, move, sizes, axes)
-                result.append(
-                    Expected(_KIND[move.kind], axes, pieces, b.times, b, move.bytes, b.times)
-                )
+                result.append(Expected(_KIND[move.kind], axes, pieces, b.times, b, move.bytes, b.times))
     return result
 
 
@@ -150,5 +148,3 @@ def verify_plan(plan: PlanData, text: str) -> Report:
     if not report.ok:
         raise PlanMismatch(f"the compiled {plan.function} has collectives that the plan does not know:\n{report}")
     return report
-
-

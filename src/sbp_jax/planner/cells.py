@@ -277,9 +277,7 @@ def _unary(
     root, ops = folder.root_value[key[0]], folder.groups[key]
     members = {v.id: folder.group_of_value[v.id][1] for op in ops for v in op.outs}
     inside = {op.index for op in ops}
-    exits = [
-        v for op in ops for v in op.outs if any(user.index not in inside for user, _ in consumers.get(v.id, ()))
-    ]
+    exits = [v for op in ops for v in op.outs if any(user.index not in inside for user, _ in consumers.get(v.id, ()))]
     n = len(root.shape)
     dims = tuple((k,) if root.shape[k] != 1 else () for k in range(n))
     sums = key[1] and folder._can_be_partial(root.id)

@@ -56,9 +56,7 @@ def _keep_together(old: Sequence[int], new: Sequence[int]) -> list[int]:
     for a, b in zip(old, new, strict=True):
         parts[a].add(b)
     home = {a: max(bs, key=lambda b: (sizes[b], -b)) for a, bs in parts.items()}
-    return [
-        home[a] if sizes[b] * _MAJORITY <= sizes[home[a]] else b for a, b in zip(old, new, strict=True)
-    ]
+    return [home[a] if sizes[b] * _MAJORITY <= sizes[home[a]] else b for a, b in zip(old, new, strict=True)]
 
 
 def _number(keys: Sequence[object]) -> list[int]:

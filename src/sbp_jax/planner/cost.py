@@ -17,7 +17,6 @@ from ..trace import Value
 from .cells import Cell
 
 
-
 @dataclass(frozen=True)
 class CostModel:
     """Costs on one mesh of one cluster. ``computation_ratio`` scales compute seconds (None: 1)."""

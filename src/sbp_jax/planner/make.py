@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -134,9 +135,7 @@ def spell_out(
 ) -> tuple[PlanData, np.ndarray]:  # fmt: skip
     """A choice as a plan: every node's signatures, every boxing between them; and the memory over its nodes."""
     chosen = [cell.strategies[choice[k]] for cell, k in zip(folded.cells, groups, strict=True)]
-    shared = {
-        (group, result): problem.codes[hub][choice[hub]] for hub, (group, result) in problem.hub_source.items()
-    }
+    shared = {(group, result): problem.codes[hub][choice[hub]] for hub, (group, result) in problem.hub_source.items()}
     hubs = {
         v.id: shared[groups[c.index], k]
         for c in folded.cells
@@ -158,7 +157,12 @@ def spell_out(
     boxings = list(_boxings(program, folded, complete, hubs, request, model))
     compute = sum(c.times * model.compute_seconds(c, chosen[c.index]) for c in folded.cells)
     moved = sum(b.seconds * b.times for b in boxings)
-    codes = {v.id: [c] for op, w in zip(program.nodes, complete, strict=True) if w for v, c in zip(op.outs, w.outs)}
+    codes = {
+        v.id: [c]
+        for op, w in zip(program.nodes, complete, strict=True)
+        if w
+        for v, c in zip(op.outs, w.outs, strict=True)
+    }
     for b in boxings:
         if b.dst == signature_of(hubs.get(b.value_id, ())):
             codes[b.value_id].append(code_of(b.dst))
@@ -235,7 +239,9 @@ def _boxings(
             for code, origin in _sources(v, made, list(wanted), via, model).items():
                 src, dst = signature_of(origin), signature_of(code)
                 route = boxing.route(src, dst, request.placement, v.shape, str(v.dtype), request.cluster)
-                moves = tuple(Move(s.kind, tuple(names[a] for a in s.axes), s.bytes, s.seconds) for s in route.steps)
+                moves = tuple(
+                    Move(s.kind, tuple(names[a] for a in s.axes), s.dst, s.bytes, s.seconds) for s in route.steps
+                )
                 user = wanted.get(code) or next(iter(wanted.values()))
                 yield Boxing(
                     count, v.id, v.name or op.name, v.shape, str(v.dtype), src, dst, moves, v.times,
@@ -244,9 +250,7 @@ def _boxings(
                 count += 1
 
 
-def _sources(
-    value: Value, made: Code, wanted: Sequence[Code], via: Code | None, model: CostModel
-) -> dict[Code, Code]:
+def _sources(value: Value, made: Code, wanted: Sequence[Code], via: Code | None, model: CostModel) -> dict[Code, Code]:
     """By signature needed, the one it is boxed from; with or without the shared one in between, what is cheaper."""
 
     def serve(codes: Sequence[Code]) -> tuple[float, dict[Code, Code]]:
@@ -265,11 +269,11 @@ def _sources(
     return min(direct, serve([via, *wanted]), key=lambda x: x[0])[1]
 
 
-def pin_signature(value: Value, signature: object, placement: Placement, words: str) -> Signature:
-    """A user's pin, checked against the value it is for."""
+def pin_signature(shape: Sequence[int], signature: Any, placement: Placement, words: str) -> Signature:
+    """A user's pin, checked against the shape of the value it is for."""
     try:
-        resolved = signature_for(signature, len(value.shape), placement.shape)  # pyright: ignore
-        local_shape(value.shape, resolved, placement.shape)
+        resolved = signature_for(signature, len(shape), placement.shape)
+        local_shape(shape, resolved, placement.shape)
     except SignatureError as error:
         raise SignatureError(f"{words}: {error}") from None
     return resolved

@@ -96,9 +96,7 @@ def _fused(program: Program, folded: Folded) -> set[int]:
     return fused
 
 
-def profile(
-    held: Sequence[Held], codes: dict[int, list[Code]], model: CostModel, n_nodes: int
-) -> np.ndarray:
+def profile(held: Sequence[Held], codes: dict[int, list[Code]], model: CostModel, n_nodes: int) -> np.ndarray:
     """Bytes a device holds at each node, given the codes in which each value exists (made, and boxed for many)."""
     change = np.zeros(n_nodes + 1)
     for h in held:

@@ -18,7 +18,7 @@ def partial_kinds(program: Program, factors: Sequence[Factors]) -> dict[int, set
     while changed:
         changed = False
         for op, f in zip(program.nodes, factors, strict=True):
-            gives = {kind for factor, kind in f.reduced if factor not in f.blocked}
+            gives: set[ReduceOp] = {kind for factor, kind in f.reduced if factor not in f.blocked}
             for item, useful in zip(f.linear, useful_linear(op, f, kinds), strict=True):
                 if useful:
                     gives.add(item.gives)

@@ -75,9 +75,7 @@ def assemble(cells: Sequence[Cell], classes: Sequence[int], model: CostModel) ->
     return problem
 
 
-def _link(
-    problem: Problem, source: int, result: int, readers: Sequence[tuple[int, int]], model: CostModel
-) -> None:
+def _link(problem: Problem, source: int, result: int, readers: Sequence[tuple[int, int]], model: CostModel) -> None:
     cell = problem.representative[source]
     value = cell.outs[result]
     weight = value.times * problem.count[source]

@@ -74,9 +74,10 @@ class Search:
             prices, ceiling = _master(seen, points, limit)
             self.progress(f"fitting into memory, round {round_number + 1}")
             priced = penalised(self.problem, [(p, self._bytes_at(t)) for p, t in zip(prices, points, strict=True)])
-            solution = solve(priced, self.gap, self.time_limit)
-            if solution is None:
+            priced_solution = solve(priced, self.gap, self.time_limit)
+            if priced_solution is None:
                 break
+            solution = priced_solution
             plan, memory = spell(solution.choice)
             bound = max(bound, solution.bound - float(np.dot(prices, np.full(len(points), limit))))
             seconds = self.problem.evaluate(solution.choice)
@@ -140,9 +141,7 @@ def _costless(problem: Problem) -> Problem:
     )  # fmt: skip
 
 
-def _master(
-    seen: Sequence[tuple[float, np.ndarray]], points: Sequence[int], limit: float
-) -> tuple[np.ndarray, float]:
+def _master(seen: Sequence[tuple[float, np.ndarray]], points: Sequence[int], limit: float) -> tuple[np.ndarray, float]:
     """Prices that make the cheapest plan seen as dear as possible, and that cost: a concave piecewise maximum."""
     n = len(points)
     mean = float(np.mean([c for c, _ in seen]))

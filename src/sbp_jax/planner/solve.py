@@ -116,9 +116,9 @@ class _Program:
         lp.col_upper_ = np.where(possible, 1.0, 0.0)
         lp.row_lower_ = lp.row_upper_ = self.right
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        lp.a_matrix_.start_ = self.matrix.indptr
-        lp.a_matrix_.index_ = self.matrix.indices
-        lp.a_matrix_.value_ = self.matrix.data
+        lp.a_matrix_.start_ = self.matrix.indptr  # pyright: ignore[reportAttributeAccessIssue]
+        lp.a_matrix_.index_ = self.matrix.indices  # pyright: ignore[reportAttributeAccessIssue]
+        lp.a_matrix_.value_ = self.matrix.data  # pyright: ignore[reportAttributeAccessIssue]
         highs = highspy.Highs()
         highs.silent()
         highs.passModel(lp)
@@ -181,5 +181,3 @@ def _same(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Equal rows as one: each row's group, each group's first row."""
     _, first, groups = np.unique(m, axis=0, return_index=True, return_inverse=True)
     return groups.ravel(), first
-
-

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from .base import Local, OpLike, lookup, whole
-from .widen import B, PARTIAL, Strategy, signature_of, strategies
+from .widen import PARTIAL, B, Strategy, signature_of, strategies
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +149,6 @@ def _run(op: OpLike, rule: Any, way: Strategy, stacked: Sequence[np.ndarray], me
         return [r.reshape((1,) * n + r.shape) for r in results]
 
     spec = PartitionSpec(*names)
-    return jax.jit(
-        jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(stacked), out_specs=spec, check_vma=False)
-    )(*stacked)
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(stacked), out_specs=spec, check_vma=False))(
+        *stacked
+    )

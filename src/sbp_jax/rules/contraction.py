@@ -62,9 +62,7 @@ def conv_general_dilated(op: OpLike) -> Factors:
     def place(ndim: int, roles: dict[int, tuple[int, ...]], space: list[int], shape: tuple[int, ...]) -> Dims:
         return tuple(roles[d] if d in roles else b.factor(shape[d], blocked=True) for d in range(ndim))
 
-    result = place(
-        len(lhs.shape), {o_n: n, o_c: g + bg + o}, o_space, op.outs[0].shape
-    )
+    result = place(len(lhs.shape), {o_n: n, o_c: g + bg + o}, o_space, op.outs[0].shape)
     filters = place(len(rhs.shape), {r_o: g + bg + o, r_i: c}, r_space, rhs.shape)
     image = place(len(lhs.shape), {l_n: bg + n, l_c: g + c}, l_space, lhs.shape)
     window = math.prod(rhs.shape[d] for d in r_space)

@@ -40,8 +40,7 @@ def _gather_local(op: OpLike, local: Local, operand: Any, indices: Any) -> Any:
     p, numbers = op.params, op.params["dimension_numbers"]
     whole_shape = op.ins[0].shape
     sizes = tuple(
-        local_n if s == n else s
-        for s, n, local_n in zip(p["slice_sizes"], whole_shape, operand.shape, strict=True)
+        local_n if s == n else s for s, n, local_n in zip(p["slice_sizes"], whole_shape, operand.shape, strict=True)
     )
     params = dict(p, slice_sizes=sizes)
     code = local.in_codes[0]
@@ -95,7 +94,7 @@ def gather(op: OpLike) -> Factors:
     operand, indices = op.ins
     out_shape = op.outs[0].shape
     b = Builder()
-    index_dims = list(b.dims(indices.shape[:-1])) + [b.factor(indices.shape[-1], blocked=True)]
+    index_dims = [*b.dims(indices.shape[:-1]), b.factor(indices.shape[-1], blocked=True)]
     dims: list[tuple[int, ...]] = []
     window: list[tuple[int, ...]] = []
     masked = np.issubdtype(operand.dtype, np.number) or jnp.issubdtype(operand.dtype, jnp.inexact)

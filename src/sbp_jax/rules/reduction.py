@@ -99,9 +99,7 @@ def reduce_window(op: OpLike) -> Factors:
     mixed = _window_dims(op, op.ins[0].shape)
     b = Builder()
     dims = b.dims(op.ins[0].shape, blocked=mixed)
-    out = tuple(
-        b.factor(op.outs[0].shape[d], blocked=True) if d in mixed else f for d, f in enumerate(dims)
-    )
+    out = tuple(b.factor(op.outs[0].shape[d], blocked=True) if d in mixed else f for d, f in enumerate(dims))
     ins = [dims if x.shape else () for x in op.ins]
     flops = float(size(op.outs[0].shape)) * size(op.params["window_dimensions"])
     return b.build(ins, [out] * len(op.outs), _WINDOW.get(op.name, []), flops=flops)

@@ -88,7 +88,8 @@ def broadcast_in_dim(op: OpLike) -> Factors:
     out = b.dims(op.outs[0].shape)
     shape = op.ins[0].shape
     dims = tuple(
-        out[o] if n == op.outs[0].shape[o] else () for n, o in zip(shape, op.params["broadcast_dimensions"], strict=True)
+        out[o] if n == op.outs[0].shape[o] else ()
+        for n, o in zip(shape, op.params["broadcast_dimensions"], strict=True)
     )
     return b.build([dims] + [()] * (len(op.ins) - 1), [out], any_partial(0))
 
@@ -125,11 +126,7 @@ def slice_(op: OpLike) -> Factors:
     """Split on the dims taken whole."""
     p, (x,) = op.params, op.ins
     strides = p["strides"] or (1,) * len(x.shape)
-    cut = [
-        d
-        for d, n in enumerate(x.shape)
-        if (p["start_indices"][d], p["limit_indices"][d], strides[d]) != (0, n, 1)
-    ]
+    cut = [d for d, n in enumerate(x.shape) if (p["start_indices"][d], p["limit_indices"][d], strides[d]) != (0, n, 1)]
     return _cut(op, cut)
 
 
@@ -158,9 +155,7 @@ def pad(op: OpLike) -> Factors:
     value = op.ins[1].literal
     zero = value is not None and not value.any() if hasattr(value, "any") else value == 0
     linear = (sums(0),) if zero or not cut else ()
-    return Factors(
-        factors.ins, factors.outs, factors.sizes, factors.blocked, factors.reduced, linear, factors.addends
-    )
+    return Factors(factors.ins, factors.outs, factors.sizes, factors.blocked, factors.reduced, linear, factors.addends)
 
 
 @register("concatenate")
@@ -169,9 +164,7 @@ def concatenate(op: OpLike) -> Factors:
     axis = op.params["dimension"]
     b = Builder()
     out = b.dims(op.outs[0].shape, blocked=(axis,))
-    ins = [
-        tuple(b.factor(x.shape[d], blocked=True) if d == axis else f for d, f in enumerate(out)) for x in op.ins
-    ]
+    ins = [tuple(b.factor(x.shape[d], blocked=True) if d == axis else f for d, f in enumerate(out)) for x in op.ins]
     return b.build(ins, [out], any_partial(*range(len(op.ins))))
 
 

@@ -17,7 +17,7 @@ from .base import Factors
 
 B = -1
 PARTIAL: dict[ReduceOp, int] = {"sum": -2, "max": -3, "min": -4}
-_KIND = {code: op for op, code in PARTIAL.items()}
+_KIND: dict[int, ReduceOp] = {code: op for op, code in PARTIAL.items()}
 Code = tuple[int, ...]
 
 
@@ -33,9 +33,7 @@ def signature_of(code: Code) -> Signature:
 
 def code_of(signature: Iterable[Component]) -> Code:
     """The code of a signature with resolved dims."""
-    return tuple(
-        c.dim if isinstance(c, Split) else B if isinstance(c, Broadcast) else PARTIAL[c.op] for c in signature
-    )
+    return tuple(c.dim if isinstance(c, Split) else B if isinstance(c, Broadcast) else PARTIAL[c.op] for c in signature)
 
 
 @dataclass(frozen=True, slots=True)

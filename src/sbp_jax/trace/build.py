@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
@@ -67,7 +68,8 @@ class Tracer:
         env.update(zip(jaxpr.invars, args, strict=True))
 
         def read(v: Any) -> Atom:
-            return Lit(v.val, v.aval.dtype) if isinstance(v, jex.Literal) else env[v]
+            literal: Any = v
+            return Lit(literal.val, literal.aval.dtype) if isinstance(v, jex.Literal) else env[v]
 
         for eqn in jaxpr.eqns:
             results = self.equation(eqn, [read(v) for v in eqn.invars])
@@ -141,7 +143,7 @@ class Shared:
 
 
 def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended)
+    return jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended)
 
 
 def _is_noop(name: str, params: Any, ins: Sequence[Atom], eqn: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.extend import core as jex
 
-from .graph import Atom, Lit, Op, Structured, Value
+from .graph import Atom, Lit, Op, Structured
 
 if TYPE_CHECKING:
     from .build import Tracer
@@ -138,9 +138,7 @@ def cond(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
         results.append(inner.inline(branch.jaxpr, branch.consts, arguments))
         bodies.append(inner.finish(arguments, results[-1]))
         entries.append(enter)
-    joins = [
-        Op("join", tuple(r[k] for r in results), (t.value(v.aval),), info=info) for k, v in enumerate(eqn.outvars)
-    ]
+    joins = [Op("join", tuple(r[k] for r in results), (t.value(v.aval),), info=info) for k, v in enumerate(eqn.outvars)]
     roles: dict[str, list[Op]] = {"predicate": [Op("whole", (index,), (), info=info)]}
     roles.update({f"enter{i}": enter for i, enter in enumerate(entries)})
     roles["join"] = joins
@@ -149,4 +147,3 @@ def cond(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
 
 
 HANDLERS = {"scan": scan, "while": while_loop, "cond": cond}
-

@@ -5,9 +5,7 @@ import sysconfig
 from typing import Any
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARIES = tuple(
-    os.sep + name + os.sep for name in ("jax", "jaxlib", "flax", "optax", "chex", "equinox", "haiku")
-)
+_LIBRARIES = tuple(os.sep + name + os.sep for name in ("jax", "jaxlib", "flax", "optax", "chex", "equinox", "haiku"))
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 

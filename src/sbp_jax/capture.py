@@ -1,0 +1,125 @@
+"""A call captured: the function traced on shapes, which results replace which arguments, what the user pinned."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import PlanError
+from .placement import Placement
+from .planner import pin_signature
+from .signature import Component, Signature
+from .trace import Program, build, user_line
+
+
+def aval(x: Any) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    if not hasattr(x, "dtype"):
+        return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(np.result_type(x)), weak_type=True)
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(x.dtype))
+
+
+def trace(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int], donate: Sequence[int]
+) -> tuple[Program, Any, Any]:
+    """The program of a call, the tree of its dynamic arguments, and its results' shapes."""
+    bad = [i for i in (*donate, *static) if not 0 <= i < len(args)]
+    if bad:
+        raise PlanError(f"donate_argnums/static_argnums {bad} are not among the {len(args)} positional arguments")
+    dynamic = tuple(jax.tree.map(aval, x) for i, x in enumerate(args) if i not in static)
+
+    def flat(dynamic: Any, kwargs: Any) -> Any:
+        supply = iter(dynamic)
+        return fn(*(args[i] if i in static else next(supply) for i in range(len(args))), **kwargs)
+
+    closed, out_shape = jax.make_jaxpr(flat, return_shape=True)(dynamic, jax.tree.map(aval, kwargs))
+    paths = jax.tree_util.tree_flatten_with_path((dynamic, kwargs))[0]
+    names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in paths]
+    program = build(closed, names)
+    out_paths = jax.tree_util.tree_flatten_with_path(out_shape)[0]
+    for op, (path, _) in zip(program.output_ops, out_paths, strict=True):
+        op.label = jax.tree_util.keystr(path, simple=True, separator="/")
+    positions = [i - sum(s < i for s in static) for i in donate]
+    program.donated[:] = _replacements(dynamic, out_shape, positions)
+    return program, jax.tree.structure((dynamic, kwargs)), out_shape
+
+
+def _replacements(dynamic: Any, results: Any, donated: Sequence[int]) -> list[tuple[int, int]]:
+    """Which result replaces which donated argument: the subtree of the same structure and shapes, else leaf by leaf."""
+    numbered = jax.tree.unflatten(jax.tree.structure(results), range(len(jax.tree.leaves(results))))
+    subtrees = [(results, numbered)]
+    if isinstance(results, tuple | list):
+        subtrees += list(zip(results, numbered, strict=True))
+    elif isinstance(results, dict):
+        subtrees += [(results[k], numbered[k]) for k in results]
+    start = np.cumsum([0, *(len(jax.tree.leaves(x)) for x in dynamic)])
+    shapes = [(x.shape, x.dtype) for x in jax.tree.leaves(results)]
+    pairs: list[tuple[int, int]] = []
+    used: set[int] = set()
+    for position in donated:
+        argument = dynamic[position]
+        leaves, tree = jax.tree.flatten(argument)
+        for subtree, numbers in subtrees:
+            taken = jax.tree.leaves(numbers)
+            same = jax.tree.structure(subtree) == tree and all(
+                (a.shape, a.dtype) == shapes[k] for a, k in zip(leaves, taken, strict=True)
+            )
+            if same and not used & set(taken):
+                break
+        else:
+            taken = []
+            for a in leaves:
+                k = next((k for k, s in enumerate(shapes) if s == (a.shape, a.dtype) and k not in {*used, *taken}), -1)
+                taken.append(k)
+        pairs += [(int(start[position]) + i, k) for i, k in enumerate(taken) if k >= 0]
+        used |= set(taken)
+    return pairs
+
+
+def pins(program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree: Any, out_shape: Any) -> Any:
+    """All pins of a program by node: of arguments, of results, and those written inside."""
+    pins: dict[int, tuple[Signature, str]] = {}
+    n = in_tree.num_leaves
+    arguments = jax.tree.unflatten(in_tree, range(n))[0]
+    results = jax.tree.unflatten(jax.tree.structure(out_shape), range(len(program.output_ops)))
+    for given, numbers, ops, words in (
+        (in_sbp, arguments, program.input_ops, "in_sbp"),
+        (out_sbp, results, program.output_ops, "out_sbp"),
+    ):
+        for k, signature in _spread(given, numbers, words):
+            op = ops[k]
+            name = f"{words} of {op.label or 'the result'}"
+            pins[op.index] = (pin_signature((op.outs or op.ins)[0].shape, signature, where, name), name)
+    for op in program.nodes:
+        if op.name == "pin":
+            name = f"to_global at {user_line(op.info) or 'an unknown line'}"
+            pins[op.index] = (pin_signature(op.outs[0].shape, op.params["signature"], where, name), name)
+    return pins
+
+
+def _is_signature(x: Any) -> bool:
+    return x is None or isinstance(x, str | Signature | Component) or (
+        isinstance(x, tuple | list) and len(x) > 0 and all(isinstance(c, Component) for c in x)
+    )  # fmt: skip
+
+
+def _spread(given: Any, numbers: Any, words: str) -> list[tuple[int, Any]]:
+    """A tree of signatures (or a prefix of one) against a tree of leaf numbers."""
+    if given is None:
+        return []
+    if _is_signature(given):
+        return [(k, given) for k in jax.tree.leaves(numbers)]
+    try:
+        spread = jax.tree.map(
+            lambda s, part: [(k, s) for k in jax.tree.leaves(part)] if s is not None else [],
+            given, numbers, is_leaf=_is_signature,
+        )  # fmt: skip
+    except ValueError as error:
+        raise PlanError(f"{words} does not have the structure of what it pins: {error}") from None
+    pairs = jax.tree.leaves(spread, is_leaf=lambda x: isinstance(x, list) and all(isinstance(p, tuple) for p in x))
+    return [p for part in pairs for p in part]
