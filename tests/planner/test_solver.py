@@ -1,0 +1,64 @@
+"""The search finds the optimum: reductions and 0-1 program against trying everything."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from sbp_jax.planner.problem import IMPOSSIBLE, Problem
+from sbp_jax.planner.reduce import reduce
+from sbp_jax.planner.solve import solve
+
+
+def problem(seed: int, n: int = 7, dense: float = 0.5, forbid: float = 0.0) -> Problem:
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, 5, size=n)
+    nodes = [random.integers(0, 20, size=k).astype(float) for k in sizes]
+    edges = {}
+    for a, b in itertools.combinations(range(n), 2):
+        if random.random() < dense:
+            m = random.integers(0, 20, size=(sizes[a], sizes[b])).astype(float)
+            edges[a, b] = np.where(random.random(m.shape) < forbid, IMPOSSIBLE, m)
+    return Problem(nodes, edges, n, [], [1] * n)
+
+
+def cheapest(p: Problem) -> float:
+    return min(p.evaluate(choice) for choice in itertools.product(*(range(len(c)) for c in p.nodes)))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_equal_to_trying_everything(seed: int) -> None:
+    p = problem(seed, dense=(seed % 4 + 1) / 4)
+    solution = solve(p)
+    assert solution is not None
+    assert solution.objective == pytest.approx(cheapest(p))
+    assert p.evaluate(solution.choice) == pytest.approx(solution.objective)
+    assert solution.bound == pytest.approx(solution.objective)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_choices_that_cannot_be(seed: int) -> None:
+    p = problem(seed, forbid=0.3)
+    best, solution = cheapest(p), solve(p)
+    if best >= IMPOSSIBLE:
+        assert solution is None
+    else:
+        assert solution is not None and solution.objective == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_reductions_keep_the_optimum(seed: int) -> None:
+    p = problem(seed, n=8, dense=0.3)
+    r = reduce(p)
+    kernel = [
+        dict(zip(r.nodes, choice, strict=True))
+        for choice in itertools.product(*(range(len(c)) for c in r.nodes.values()))
+    ]
+    assert min(p.evaluate(r.expand(k)) for k in kernel) == pytest.approx(cheapest(p))
+
+
+def test_a_chain_reduces_to_nothing() -> None:
+    p = problem(0, n=6, dense=0.0)
+    for a in range(5):
+        p.edges[a, a + 1] = np.random.default_rng(a).random((len(p.nodes[a]), len(p.nodes[a + 1])))
+    assert reduce(p).nodes == {}
