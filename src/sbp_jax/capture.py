@@ -96,7 +96,7 @@ def pins(program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree:
             name = f"{words} of {op.label or 'the result'}"
             pins[op.index] = (pin_signature((op.outs or op.ins)[0].shape, signature, where, name), name)
     for op in program.nodes:
-        if op.name == "pin":
+        if op.name == "sbp.pin":
             name = f"to_global at {user_line(op.info) or 'an unknown line'}"
             pins[op.index] = (pin_signature(op.outs[0].shape, op.params["signature"], where, name), name)
     return pins

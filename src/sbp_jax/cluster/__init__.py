@@ -10,7 +10,8 @@ from .base import Device as Device
 from .base import Level as Level
 from .base import Link as Link
 from .base import device as device
-from .presets import CPU, KINDS, PRESETS
+from .presets import CPU as CPU
+from .presets import KINDS, PRESETS
 
 
 def presets() -> list[str]:

@@ -116,7 +116,7 @@ def free_values(program: Program, factors: Sequence[Factors], kinds: dict[int, s
 
 def is_pointwise(op: Op, factors: Factors) -> bool:
     """Every result dim is one factor (or size 1) and operands repeat them in place; nothing is mixed."""
-    if op.primitive is None or op.name == "pin" or not op.outs or factors.blocked or factors.reduced:
+    if op.primitive is None or op.name == "sbp.pin" or not op.outs or factors.blocked or factors.reduced:
         return False
     dims = factors.outs[0]
     if any(len(d) > 1 for d in dims) or any(out != dims for out in factors.outs[1:]):
@@ -154,7 +154,7 @@ class Folder:
 
     def place(self, op: Op, f: Factors) -> None:
         """Add an op to the unary group of the value it depends on, if there is exactly one."""
-        if op.primitive is None or op.name == "pin" or not op.outs or any(v.shape == () for v in op.outs):
+        if op.primitive is None or op.name == "sbp.pin" or not op.outs or any(v.shape == () for v in op.outs):
             return
         real = [(k, x) for k, x in enumerate(op.ins) if not constant_like(x, self.free, self.kinds)]
         if not real or any(not isinstance(x, Value) for _, x in real):
@@ -232,7 +232,7 @@ def fold(
             cell_of[op.index] = done[key]
             continue
         ops = [op]
-        if op.name == "input" and op.index in twins:
+        if op.name == "sbp.input" and op.index in twins:
             ops.append(program.output_ops[twins[op.index]])
         cell_of[op.index] = len(cells)
         cells.append(_single(folder, ops, f, len(cells), axis_sizes, allowed))

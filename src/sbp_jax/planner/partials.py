@@ -23,7 +23,7 @@ def partial_kinds(program: Program, factors: Sequence[Factors]) -> dict[int, set
                 if useful:
                     gives.add(item.gives)
             for v in op.outs:
-                if op.name != "input" and gives - kinds.setdefault(v.id, set()):
+                if op.name != "sbp.input" and gives - kinds.setdefault(v.id, set()):
                     kinds[v.id] |= gives
                     changed = True
     return kinds

@@ -168,6 +168,40 @@ def concatenate(op: OpLike) -> Factors:
     return b.build(ins, [out], any_partial(*range(len(op.ins))))
 
 
+@register("stack")
+def stack(op: OpLike) -> Factors:
+    """Operands side by side along a new dim, which stays whole; partial when all operands are."""
+    axis = op.params["axis"]
+    b = Builder()
+    dims = b.dims(op.ins[0].shape)
+    new = b.factor(len(op.ins), blocked=True)
+    return b.build([dims] * len(op.ins), [(*dims[:axis], new, *dims[axis:])], any_partial(*range(len(op.ins))))
+
+
+@register("unstack")
+def unstack(op: OpLike) -> Factors:
+    """A dim taken apart: it stays whole, the results lack it."""
+    axis = op.params["axis"]
+    b = Builder()
+    dims = b.dims(op.ins[0].shape, blocked=(axis,))
+    return b.build([dims], [(*dims[:axis], *dims[axis + 1 :])] * len(op.outs), any_partial(0))
+
+
+def _tile_local(op: OpLike, local: Local, x: Any) -> Any:
+    reps = tuple(n // m for n, m in zip(local.out_shapes[0], x.shape, strict=True))
+    return op.primitive.bind(x, **dict(op.params, reps=reps))
+
+
+@register("tile", local=_tile_local)
+def tile(op: OpLike) -> Factors:
+    """``a -> (r a)``: repeats are made where they are needed."""
+    b = Builder()
+    dims = b.dims(op.ins[0].shape)
+    return b.build(
+        [dims], [tuple((*b.factor(r), *d) for r, d in zip(op.params["reps"], dims, strict=True))], any_partial(0)
+    )
+
+
 @register("rev")
 def rev(op: OpLike) -> Factors:
     """Split on the dims that are not reversed."""

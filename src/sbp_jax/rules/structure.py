@@ -3,7 +3,7 @@
 from .base import Builder, Factors, OpLike, any_partial, register, whole
 
 
-@register("enter", "barrier", "pin", "carry", "join")
+@register("sbp.enter", "sbp.barrier", "sbp.pin", "sbp.carry", "sbp.join")
 def identity(op: OpLike) -> Factors:
     """All operands and results are one value seen from two sides of a boundary: one signature for all."""
     value = next(x for x in (*op.outs, *op.ins))
@@ -12,7 +12,7 @@ def identity(op: OpLike) -> Factors:
     return b.build([dims] * len(op.ins), [dims] * len(op.outs), any_partial(*range(len(op.ins))))
 
 
-@register("input", "output")
+@register("sbp.input", "sbp.output")
 def argument(op: OpLike) -> Factors:
     """Arguments and results of the whole program: split or whole, never partial."""
     b = Builder()
@@ -21,7 +21,7 @@ def argument(op: OpLike) -> Factors:
     return b.build([dims] * len(op.ins), [dims] * len(op.outs))
 
 
-@register("unstack")
+@register("sbp.unstack")
 def unstack(op: OpLike) -> Factors:
     """``t ... -> ...``: what a scan takes slice by slice; the scanned dim is whole."""
     b = Builder()
@@ -29,7 +29,7 @@ def unstack(op: OpLike) -> Factors:
     return b.build([dims], [dims[1:]], any_partial(0))
 
 
-@register("stack")
+@register("sbp.stack")
 def stack(op: OpLike) -> Factors:
     """``... -> t ...``: what a scan collects."""
     b = Builder()
@@ -39,7 +39,7 @@ def stack(op: OpLike) -> Factors:
 
 # Keys are a few words: splitting them saves nothing, and the bits made of them are split (trace/expand.py).
 # A loop's condition must be the same on every device.
-@register("whole", "random_seed", "random_split", "random_fold_in", "random_wrap", "random_unwrap", "rng_uniform",
+@register("sbp.whole", "random_seed", "random_split", "random_fold_in", "random_wrap", "random_unwrap", "rng_uniform",
           "create_token", "after_all", "empty2")  # fmt: skip
 def stays_whole(op: OpLike) -> Factors:
     """Whole on every device."""

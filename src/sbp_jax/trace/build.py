@@ -186,6 +186,6 @@ def build(closed: Any, names: Sequence[str] = ()) -> Program:
     inputs = [*arguments, *shared.constant_values]
     graph = top.finish(inputs, results)
     expand.remove_dead(graph)
-    input_ops = [Op("input", (), (v,), label=v.name) for v in inputs]
-    output_ops = [Op("output", (x,), ()) for x in results]
+    input_ops = [Op("sbp.input", (), (v,), label=v.name) for v in inputs]
+    output_ops = [Op("sbp.output", (x,), ()) for x in results]
     return Program(graph, input_ops, output_ops, shared.constants)

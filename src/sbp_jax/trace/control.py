@@ -26,7 +26,7 @@ def barrier(t: "Tracer", ins: Sequence[Atom], info: Any) -> list[Atom]:
             outs.append(x)
             continue
         out = t.value(x)
-        links.append(Op("barrier", (x,), (out,), info=info))
+        links.append(Op("sbp.barrier", (x,), (out,), info=info))
         outs.append(out)
     if links:
         t.ops.append(Structured("barrier", {}, (), {"barrier": links}, info))
@@ -34,7 +34,7 @@ def barrier(t: "Tracer", ins: Sequence[Atom], info: Any) -> list[Atom]:
 
 
 def _enter(inner: "Tracer", x: Atom, var: Any, info: Any) -> Op:
-    return Op("enter", (x,), (inner.value(var.aval),), info=info)
+    return Op("sbp.enter", (x,), (inner.value(var.aval),), info=info)
 
 
 def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
@@ -46,17 +46,17 @@ def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     enter = [_enter(inner, x, v, info) for x, v in zip(ins[:n_consts], variables, strict=False)]
     body_carry = [inner.value(v.aval) for v in variables[n_consts : n_consts + n_carry]]
     unstack = [
-        Op("unstack", (x,), (inner.value(v.aval),), info=info)
+        Op("sbp.unstack", (x,), (inner.value(v.aval),), info=info)
         for x, v in zip(ins[n_consts + n_carry :], variables[n_consts + n_carry :], strict=True)
     ]
     arguments = [*(op.outs[0] for op in enter), *body_carry, *(op.outs[0] for op in unstack)]
     results = inner.inline(closed.jaxpr, closed.consts, arguments)
     carry = [
-        Op("carry", (x, y), (v, t.value(v)), info=info)
+        Op("sbp.carry", (x, y), (v, t.value(v)), info=info)
         for x, y, v in zip(ins[n_consts : n_consts + n_carry], results, body_carry, strict=False)
     ]
     stack = [
-        Op("stack", (y,), (t.value(v.aval),), info=info)
+        Op("sbp.stack", (y,), (t.value(v.aval),), info=info)
         for y, v in zip(results[n_carry:], eqn.outvars[n_carry:], strict=True)
     ]
     body = inner.finish(arguments, results)
@@ -80,14 +80,14 @@ def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     predicate = inner_cond.inline(cond.jaxpr, cond.consts, [*(o.outs[0] for o in cond_enter), *cond_carry])
     results = inner.inline(body.jaxpr, body.consts, [*(o.outs[0] for o in body_enter), *body_carry])
     carry = [
-        Op("carry", (x, y), (v, t.value(v), c), info=info)
+        Op("sbp.carry", (x, y), (v, t.value(v), c), info=info)
         for x, y, v, c in zip(initial, results, body_carry, cond_carry, strict=True)
     ]
     roles = {
         "cond_enter": cond_enter,
         "body_enter": body_enter,
         "carry": carry,
-        "predicate": [Op("whole", (predicate[0],), (), info=info)],
+        "predicate": [Op("sbp.whole", (predicate[0],), (), info=info)],
     }
     cond_graph = inner_cond.finish([*(o.outs[0] for o in cond_enter), *cond_carry], predicate)
     body_graph = inner.finish([*(o.outs[0] for o in body_enter), *body_carry], results)
@@ -138,8 +138,10 @@ def cond(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
         results.append(inner.inline(branch.jaxpr, branch.consts, arguments))
         bodies.append(inner.finish(arguments, results[-1]))
         entries.append(enter)
-    joins = [Op("join", tuple(r[k] for r in results), (t.value(v.aval),), info=info) for k, v in enumerate(eqn.outvars)]
-    roles: dict[str, list[Op]] = {"predicate": [Op("whole", (index,), (), info=info)]}
+    joins = [
+        Op("sbp.join", tuple(r[k] for r in results), (t.value(v.aval),), info=info) for k, v in enumerate(eqn.outvars)
+    ]
+    roles: dict[str, list[Op]] = {"predicate": [Op("sbp.whole", (index,), (), info=info)]}
     roles.update({f"enter{i}": enter for i, enter in enumerate(entries)})
     roles["join"] = joins
     t.ops.append(Structured("cond", {}, tuple(bodies), roles, info))

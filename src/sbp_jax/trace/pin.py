@@ -13,7 +13,7 @@ from jax.interpreters import ad, batching, mlir
 from ..placement import Placement
 from ..signature import Broadcast, Partial, Signature, SignatureLike, Split, broadcast, partial_sum, signature_for
 
-pin_p = Primitive("pin")
+pin_p = Primitive("sbp.pin")
 pin_p.def_impl(lambda x, **_: x)
 pin_p.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(pin_p, lambda _, x, **__: [x])
