@@ -11,6 +11,8 @@ each consumer gets them in the signature it wants.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..rules import Factors, lookup, whole
 from ..rules.base import sums as additive
 from ..rules.widen import Code, Strategy, strategies
@@ -90,10 +92,27 @@ class Folded:
     kinds: dict[int, set[ReduceOp]]
 
 
-def factor_map(op: Op) -> Factors:
-    """The op's rule applied, or all whole for a primitive without one."""
-    rule = lookup(op.name)
-    return rule.factors(op) if rule is not None else whole(op)
+def factor_maps(program: Program) -> list[Factors]:
+    """Every node's rule applied, once for all ops that look the same; all whole for a primitive without a rule."""
+    known: dict[object, Factors] = {}
+    found: list[Factors] = []
+    for op in program.nodes:
+        rule = lookup(op.name)
+        make = rule.factors if rule is not None else whole
+        # A literal operand may matter to a rule (the value that pads), so it is part of what an op looks like.
+        key = (op.name, tuple((x.shape, x.dtype, _plain(x)) for x in op.ins), tuple(v.shape for v in op.outs),
+               tuple(op.params.items()))  # fmt: skip
+        try:
+            factors = known.get(key)
+        except TypeError:  # parameters that cannot be compared
+            found.append(make(op))
+            continue
+        found.append(known.setdefault(key, make(op)) if factors is None else factors)
+    return found
+
+
+def _plain(x: Atom) -> object:
+    return None if isinstance(x, Value) else float(x.literal) if np.isrealobj(x.literal) else complex(x.literal)
 
 
 def free_values(program: Program, factors: Sequence[Factors], kinds: dict[int, set[ReduceOp]]) -> set[int]:
@@ -150,6 +169,9 @@ class Folder:
         self.groups: dict[tuple[int, bool], list[Op]] = {}
         self.group_of_value: dict[int, tuple[tuple[int, bool], tuple[int, ...]]] = {}
         self.root_value: dict[int, Value] = {}
+        # Ways to run, by the table they are taken from (kept alive here) and the operands that matter.
+        self.projected: dict[tuple[int, tuple[int, ...]], tuple[object, tuple[Strategy, ...]]] = {}
+        self.unary: dict[object, tuple[Strategy, ...]] = {}
         self.grouped: dict[int, tuple[int, bool]] = {}
 
     def place(self, op: Op, f: Factors) -> None:
@@ -253,21 +275,25 @@ def _single(
         ins = [x for x in ops[1].ins if isinstance(x, Value) and x.id not in folder.free]
         ways = tuple(Strategy(s.outs * len(ins), s.outs, s.share) for s in ways)
     else:
-        ways = _project(ways, keep)
+        ways = _project(folder, ways, tuple(keep))
     times = op.outs[0].times if op.outs else (ins[0].times if ins else 1.0)
     flops = 0.0 if op.primitive is None else f.flops
-    label = (op.name, f, *(str(x.dtype) for x in (*op.ins, *op.outs)), len(ops), times)
+    label = (op.name, f, *(x.dtype for x in (*op.ins, *op.outs)), len(ops), times)
     return Cell(index, ops, ins, list(op.outs), ways, label, flops, times)
 
 
-def _project(ways: Sequence[Strategy], keep: list[int]) -> tuple[Strategy, ...]:
+def _project(folder: Folder, ways: tuple[Strategy, ...], keep: tuple[int, ...]) -> tuple[Strategy, ...]:
     """Strategies over the operands that need a decision; scalars that are always whole must stay so."""
+    known = folder.projected.get((id(ways), keep))
+    if known is not None:
+        return known[1]
     found: dict[object, Strategy] = {}
     for s in ways:
         t = Strategy(tuple(s.ins[k] for k in keep), s.outs, s.share)
         if (t.ins, t.outs) not in found or t.share < found[t.ins, t.outs].share:
             found[t.ins, t.outs] = t
-    return tuple(found.values())
+    folder.projected[id(ways), keep] = (ways, tuple(found.values()))
+    return folder.projected[id(ways), keep][1]
 
 
 def _unary(
@@ -283,15 +309,18 @@ def _unary(
     sums = key[1] and folder._can_be_partial(root.id)
     plain = Factors((dims,), (dims,), root.shape, linear=(additive(0),) if sums else ())
     cell = Cell(index, ops, [root], exits, (), (), 0.0, ops[0].outs[0].times, root, members)
-    ways = []
-    for s in strategies(plain, axis_sizes, (True,) if sums else ()):
-        follow = cell.follow(s.ins[0])
-        ways.append(Strategy(s.ins, tuple(c for v in exits if (c := follow(v)) is not None), s.share))
-    cell.strategies = tuple(ways)
+    shape_of_it = (root.shape, sums, tuple(members[v.id] for v in exits))
+    if shape_of_it not in folder.unary:
+        ways = []
+        for s in strategies(plain, axis_sizes, (True,) if sums else ()):
+            follow = cell.follow(s.ins[0])
+            ways.append(Strategy(s.ins, tuple(c for v in exits if (c := follow(v)) is not None), s.share))
+        folder.unary[shape_of_it] = tuple(ways)
+    cell.strategies = folder.unary[shape_of_it]
     cell.flops = sum(factors[op.index].flops for op in ops)
     cell.label = (
-        tuple((op.name, str(op.outs[0].dtype), len(op.ins)) for op in ops),
-        root.shape, str(root.dtype), tuple(members[v.id] for v in exits), tuple(str(v.dtype) for v in exits),
+        tuple((op.name, op.outs[0].dtype, len(op.ins)) for op in ops),
+        root.shape, root.dtype, tuple(members[v.id] for v in exits), tuple(v.dtype for v in exits),
         cell.times,
     )  # fmt: skip
     return cell

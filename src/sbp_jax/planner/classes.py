@@ -14,7 +14,7 @@ from .cells import Cell
 
 _STRICT_ROUNDS = 3
 _ROUNDS = 12
-_MAJORITY = 4
+_MAJORITY = 2
 
 
 def classes(cells: Sequence[Cell], free: set[int]) -> list[int]:
@@ -50,7 +50,7 @@ def classes(cells: Sequence[Cell], free: set[int]) -> list[int]:
 
 
 def _keep_together(old: Sequence[int], new: Sequence[int]) -> list[int]:
-    """Stragglers go back to their group's largest part, where that is at least four times as large."""
+    """Stragglers go back to their group's largest part, where that is at least twice as large."""
     sizes = Counter(new)
     parts: dict[int, set[int]] = defaultdict(set)
     for a, b in zip(old, new, strict=True):

@@ -17,7 +17,7 @@ from ..rules import Factors, lookup
 from ..rules.widen import Code, Strategy, code_of, signature_of, strategies
 from ..signature import Signature, local_shape, signature_for
 from ..trace import Op, Program, Value, user_line
-from .cells import Cell, Folded, factor_map, fold
+from .cells import Cell, Folded, factor_maps, fold
 from .classes import classes
 from .cost import CostModel
 from .memory import Held, held_values, profile
@@ -50,7 +50,7 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
     start = time.perf_counter()
     sizes = request.placement.shape
     request.progress("reading the rules")
-    factors = [factor_map(op) for op in program.nodes]
+    factors = factor_maps(program)
     kinds = partial_kinds(program, factors)
     folded = fold(program, factors, kinds, sizes, _narrow(program, request))
     request.progress("finding repeated layers")

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from ..plan import Boxing, Leaf, PlanData
 
-_WIDTH = 120
-_MOST_ROWS = 24
+_WIDTH = 160
+_MOST_ROWS = 16
 
 
 def human_bytes(n: float) -> str:
@@ -62,7 +62,7 @@ def render(plan: PlanData, width: int = _WIDTH) -> str:
 def _table(title: str, *columns: tuple[str, str]) -> Table:
     table = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False)
     for name, justify in columns:
-        table.add_column(name, justify=justify, overflow="fold")  # pyright: ignore[reportArgumentType]
+        table.add_column(name, justify=justify, no_wrap=True)  # pyright: ignore[reportArgumentType]
     return table
 
 
@@ -90,7 +90,7 @@ def _moves(boxings: Iterable[Boxing]) -> Table:
     for b in boxings:
         if b.collective == "none":
             continue
-        where = b.user or b.source
+        where = (b.user or b.source).split(" (")[0]
         key = (f"({b.src}) -> ({b.dst})", b.collective, ",".join(b.axes), where, b.shape)
         total = groups.setdefault(key, [0.0, 0.0, 0.0])
         total[0] += b.times
