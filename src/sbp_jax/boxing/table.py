@@ -19,6 +19,8 @@ from ..cluster import Cluster
 from ..signature import Broadcast, Component, Partial, Signature, Split, broadcast, partial_sum
 
 LOCAL = ("slice", "to_partial")
+# Breaks ties: of two routes that cost the same, the one with fewer steps.
+_STEP_SECONDS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,9 @@ def _step(
     others = math.prod(mesh[i] for i, c in enumerate(src) if i not in axes and isinstance(c, Split))
     group_bytes = math.prod(shape) * itemsize / others
     if kind in LOCAL:
-        written = group_bytes / p if kind == "slice" else group_bytes
-        return Step(kind, axes, src, dst, 0.0, cluster.copy_seconds(written))
+        # XLA fuses a slice, or a value masked to zero, into what reads it; only a piece put into zeros is a copy.
+        copied = cluster.copy_seconds(group_bytes) if isinstance(src[axes[0]], Split) else 0.0
+        return Step(kind, axes, src, dst, 0.0, copied + _STEP_SECONDS)
     share = (p - 1) / p
     sent = group_bytes * {"all_reduce": 2 * share, "all_to_all": share / p}.get(kind, share)
     return Step(kind, axes, src, dst, sent, cluster.collective_seconds(kind, sent, mesh, axes))
