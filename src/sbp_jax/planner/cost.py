@@ -16,7 +16,6 @@ from ..rules.widen import Code, Strategy, signature_of
 from ..trace import Value
 from .cells import Cell
 
-
 # The price of holding an argument, as a part of the time it takes to read it once.
 _HOLDING = 1e-3
 
