@@ -215,6 +215,20 @@ def test_a_memory_limit_changes_the_plan() -> None:
     assert make(smallest).memory_per_device <= smallest
 
 
+def test_the_devices_own_memory_is_a_limit_that_only_warns() -> None:
+    config = sbp.AutoParallelConfig(cluster="v100")
+    shapes = {
+        "a": jax.ShapeDtypeStruct((2**18, 2**15), jnp.float32),
+        "b": jax.ShapeDtypeStruct((2**15, 8), jnp.float32),
+    }
+    x = jax.ShapeDtypeStruct((8, 2**18), jnp.float32)
+    for devices, fits in ((8, True), (1, False)):
+        where = sbp.placement.abstract((devices,))
+        plan = sbp.plan(train_step, shapes, x, placement=where, donate_argnums=0, config=config)
+        assert (plan.memory_per_device <= 32 * 2**30 * 0.9) is fits
+        assert bool(plan.notes) is not fits and ("does not fit" in str(plan)) is not fits
+
+
 def test_results_whose_structure_changes() -> None:
     calls = []
 

@@ -23,6 +23,7 @@ from .trace import Program
 
 _REPLAN_WARNING = 3
 _TIME_LIMIT_SECONDS = 30.0
+_RESERVE = 0.1
 
 
 class _OtherShapes(Exception):
@@ -241,16 +242,23 @@ def _is_there(x: Any, sharding: NamedSharding) -> bool:
 
 
 def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: Callable[[str], None]) -> Request:
+    hardware = clusters.resolve(config.cluster or where.cluster, where.type, where.is_abstract)
     return Request(
         placement=where,
-        cluster=clusters.resolve(config.cluster or where.cluster, where.type, where.is_abstract),
+        cluster=hardware,
         pins=pins,
-        memory_limit_bytes=config.memory_limit,
+        memory_limit_bytes=_memory(hardware) if config.memory_limit is None else config.memory_limit,
+        limit_is_firm=config.memory_limit is not None,
         computation_ratio=config.computation_cost_ratio,
         gap=config.gap,
         time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
         progress=progress,
     )  # fmt: skip
+
+
+def _memory(hardware: clusters.Cluster) -> float:
+    """What a plan may use of a device: the rest is for the runtime, communication buffers and fragmentation."""
+    return hardware.device.memory_bytes * (1 - _RESERVE)
 
 
 def _check_given(given: PlanData, program: Program, name: str) -> PlanData:

@@ -17,7 +17,8 @@ class AutoParallelConfig:
         time_limit: seconds branch-and-bound may take; then the best plan found, with its proven gap.
             None: 30 s, which is rarely reached; ``float("inf")``: until proven optimal.
         gap: stop when the proven relative gap is at most this.
-        memory_limit: bytes per device; None: the device's, less a stated reserve.
+        memory_limit: bytes per device, firm: where no plan meets it, that is an error. None: the device's less a
+            tenth; where no plan meets that, the cheapest plan is given with a note.
         prefer_less_memory: OneFlow's ``enable_auto_memory``.
         ignore_user_sbp: do not obey pins (OneFlow's ``enable_auto_parallel_ignore_user_sbp_config``).
         computation_cost_ratio: weight of compute seconds against boxing seconds; None: 1, physical seconds.

@@ -23,7 +23,7 @@ from .cost import CostModel
 from .memory import Held, held_values, profile
 from .partials import partial_kinds
 from .problem import Problem, assemble
-from .search import Search
+from .search import Found, Search, Spell
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class Request:
     cluster: Cluster
     pins: dict[int, tuple[Signature, str]] = field(default_factory=dict)
     memory_limit_bytes: float | None = None
+    limit_is_firm: bool = True
     computation_ratio: float | None = None
     gap: float = 0.0
     time_limit: float | None = None
@@ -67,7 +68,7 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
         return spell_out(program, folded, problem, groups, choice, held, request, model, name)
 
     search = Search(problem, held, folded, groups, model, request.gap, request.time_limit, request.progress)
-    found = search.run(spell, request.memory_limit_bytes)
+    found = _fitting(search, spell, request)
     if found is None:
         raise PlanError(_contradiction(request))
     plan = found.plan
@@ -84,6 +85,19 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
         "solve_seconds": time.perf_counter() - built,
     }
     return plan
+
+
+def _fitting(search: Search, spell: Spell, request: Request) -> Found | None:
+    """The plan that fits. Where the limit is only the device's own, one that does not is better than none."""
+    try:
+        return search.run(spell, request.memory_limit_bytes)
+    except PlanError as error:
+        if request.limit_is_firm:
+            raise
+        found = search.run(spell, None)
+        if found is not None:
+            found.plan.notes.append(f"does not fit by the memory model: {error}")
+        return found
 
 
 def _narrow(program: Program, request: Request) -> Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]:
