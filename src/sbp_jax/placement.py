@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .errors import PlacementError, SignatureError
-from .signature import Broadcast, Component, Partial, Signature, SignatureLike, Split, broadcast, signature_for
+from .signature import Component, Partial, Signature, SignatureLike, Split, broadcast, signature_for
 
 _TYPES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
 
@@ -79,11 +79,6 @@ class Placement:
                 "Use sbp.placement(type, ranks=...) or sbp.placement.all(type) to run"
             )
         return _mesh(self)
-
-    @property
-    def abstract_mesh(self) -> AbstractMesh:
-        """The same shape and names without devices."""
-        return AbstractMesh(self.shape, self.axis_names, axis_types=(AxisType.Auto,) * self.ndim)
 
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={n}" for name, n in zip(self.axis_names, self.shape, strict=True))
@@ -230,8 +225,3 @@ def from_sharding(sharding: NamedSharding, ndim: int) -> Signature:
     if not isinstance(sharding, NamedSharding):
         raise SignatureError(f"from_sharding takes a NamedSharding (a mesh with names), got {type(sharding).__name__}")
     return from_partition_spec(sharding.spec, tuple(map(str, sharding.mesh.axis_names)), ndim)
-
-
-def is_whole(signature: Signature) -> bool:
-    """Whether every device holds the whole value."""
-    return all(isinstance(c, Broadcast) for c in signature)

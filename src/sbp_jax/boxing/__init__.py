@@ -4,6 +4,7 @@ from .collectives import apply as apply
 from .collectives import execute as execute
 from .routes import Route as Route
 from .routes import cost_matrix as cost_matrix
+from .routes import itemsize_of as itemsize_of
 from .routes import route as route
 from .serve import serve as serve
 from .table import Step as Step

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..boxing import itemsize_of
 from ..errors import PlanMismatch
 from ..plan import Boxing, Move, PlanData
 from .hlo import Collective, collectives, mesh_axes
@@ -100,9 +101,7 @@ def _pieces(b: Boxing, move: Move, sizes: Sequence[int], axes: Sequence[int]) ->
 
 
 def _itemsize(b: Boxing) -> int:
-    import jax
-
-    return 8 if b.dtype.startswith("key<") else int(jax.numpy.dtype(b.dtype).itemsize)
+    return itemsize_of(b.dtype)
 
 
 def verify_text(plan: PlanData, text: str) -> Report:

@@ -159,8 +159,3 @@ def _affordable(r: Reduction, n: int) -> bool:
     for a in r.around[n]:
         size *= len(r.nodes[a])
     return size <= _DENSE
-
-
-def width(choices: Sequence[np.ndarray]) -> int:
-    """The number of choices left in all."""
-    return sum(map(len, choices))

@@ -17,7 +17,7 @@ from ..plan import PlanData
 from .cells import Folded
 from .cost import CostModel
 from .memory import Held, penalised, weigh
-from .problem import Problem
+from .problem import IMPOSSIBLE, Problem
 from .solve import Solution, solve
 
 Spell = Callable[[Sequence[int]], tuple[PlanData, np.ndarray]]
@@ -130,7 +130,6 @@ class Search:
 
 def _costless(problem: Problem) -> Problem:
     """The same problem where only what is impossible costs anything."""
-    from .problem import IMPOSSIBLE
 
     def clear(x: np.ndarray) -> np.ndarray:
         return np.where(x >= IMPOSSIBLE / 2, IMPOSSIBLE * 1e9, x * 1e-9)

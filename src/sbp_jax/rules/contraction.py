@@ -67,8 +67,4 @@ def conv_general_dilated(op: OpLike) -> Factors:
     image = place(len(lhs.shape), {l_n: bg + n, l_c: g + c}, l_space, lhs.shape)
     window = math.prod(rhs.shape[d] for d in r_space)
     flops = 2.0 * math.prod(op.outs[0].shape) * window * rhs.shape[r_i]
-    factors = b.build([image, filters], [result], [sums(0), sums(1)], flops=flops)
-    return factors
-
-
-__all__ = ["conv_general_dilated", "dot_general"]
+    return b.build([image, filters], [result], [sums(0), sums(1)], flops=flops)

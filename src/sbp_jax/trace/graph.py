@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 
 @dataclass(eq=False, slots=True)
 class Value:
@@ -133,10 +131,6 @@ class Program:
         for index, op in enumerate(self.nodes):
             op.index = index
 
-    def producers(self) -> dict[int, tuple[Op, int]]:
-        """By value id: the node that makes it, and which result."""
-        return {v.id: (op, k) for op in self.nodes for k, v in enumerate(op.outs)}
-
     def consumers(self) -> dict[int, list[tuple[Op, int]]]:
         """By value id: the nodes that read it, and as which operand."""
         result: dict[int, list[tuple[Op, int]]] = {}
@@ -145,8 +139,3 @@ class Program:
                 if isinstance(x, Value):
                     result.setdefault(x.id, []).append((op, k))
         return result
-
-
-def is_scalar_literal(x: Any) -> bool:
-    """Whether a traced constant is a plain scalar."""
-    return np.ndim(x) == 0
