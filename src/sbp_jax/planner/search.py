@@ -22,6 +22,7 @@ from .solve import Solution, solve
 
 Spell = Callable[[Sequence[int]], tuple[PlanData, np.ndarray]]
 _ROUNDS = 40
+_LEAST_ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,9 @@ class Search:
         seen = [(solution.objective, memory)]
         best: Found | None = None
         bound = solution.bound
+        least = self._least(spell, points, 1)
+        if least is not None and least[1][points[0]] > limit * (1 + 1e-6):
+            raise PlanError(_too_small(limit, self._least(spell, points, _LEAST_ROUNDS) or least))
         for round_number in range(_ROUNDS):
             prices, ceiling = _master(seen, points, limit)
             self.progress(f"fitting into memory, round {round_number + 1}")
@@ -94,38 +98,40 @@ class Search:
             if known and ceiling - bound <= 1e-9 * abs(ceiling):
                 break
         if best is None:
-            raise PlanError(self._too_small(spell, limit, points, seen))
+            least = self._least(spell, points, _LEAST_ROUNDS)
+            if least is None or least[1].max() > limit:
+                raise PlanError(_too_small(limit, least or (solution, memory)))
+            best = Found(spell(least[0].choice)[0], least[0], bound)
         return Found(best.plan, best.solution, min(bound, best.plan.objective))
 
-    def _too_small(
-        self, spell: Spell, limit: float, points: list[int], seen: Sequence[tuple[float, np.ndarray]]
-    ) -> str:
-        """Says by how much the limit is short: the smallest peak found when memory is all that counts."""
-        smallest = min(float(m.max()) for _, m in seen)
-        prices = np.full(len(points), 1.0 / len(points))
-        for round_number in range(_ROUNDS):
-            priced = penalised(_costless(self.problem), [
-                (p, self._bytes_at(t)) for p, t in zip(prices, points, strict=True)
-            ])  # fmt: skip
+    def _least(self, spell: Spell, points: Sequence[int], rounds: int) -> tuple[Solution, np.ndarray] | None:
+        """The plan of the smallest peak found when memory is all that counts, and its memory over the step.
+
+        With one round, it is the least that can be held at the first of ``points``.
+        """
+        weights = {t: 1.0 for t in points[:1] if rounds == 1} or dict.fromkeys(points, 1.0)
+        found: tuple[Solution, np.ndarray] | None = None
+        for _ in range(rounds):
+            total = sum(weights.values())
+            priced = penalised(_costless(self.problem), [(w / total, self._bytes_at(t)) for t, w in weights.items()])
             solution = solve(priced, 1e-3, self.time_limit)
             if solution is None:
                 break
             _, memory = spell(solution.choice)
-            smallest = min(smallest, float(memory.max()))
+            if found is None or memory.max() < found[1].max():
+                found = (solution, memory)
             worst = int(memory.argmax())
-            if worst in points:
-                if round_number > 5:
-                    break
-                prices[points.index(worst)] *= 2
-            else:
-                points.append(worst)
-                prices = np.append(prices, prices.mean())
-            prices /= prices.sum()
-        return (
-            f"no plan was found that fits into a memory limit of {limit:.0f} bytes ({limit / 2**20:.4g} MiB) per "
-            f"device; the smallest that one does is {smallest:.0f} bytes ({smallest / 2**20:.4g} MiB). "
-            "Raise memory_limit, use more devices, a smaller batch, or rematerialisation (jax.checkpoint)"
-        )
+            weights[worst] = 2 * weights.get(worst, total / len(weights))
+        return found
+
+
+def _too_small(limit: float, least: tuple[Solution, np.ndarray]) -> str:
+    smallest = float(least[1].max())
+    return (
+        f"no plan was found that fits into a memory limit of {limit:.0f} bytes ({limit / 2**20:.4g} MiB) per "
+        f"device; the smallest that one does is {smallest:.0f} bytes ({smallest / 2**20:.4g} MiB). "
+        "Raise memory_limit, use more devices, a smaller batch, or rematerialisation (jax.checkpoint)"
+    )
 
 
 def _costless(problem: Problem) -> Problem:
