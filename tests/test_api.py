@@ -45,9 +45,9 @@ def test_a_training_loop_never_moves_its_state() -> None:
         expected, wanted = jax.jit(train_step)(expected, X)
         np.testing.assert_allclose(loss, wanted, rtol=1e-5)
     ins, outs = step.plan(w, X).signatures()
-    assert ins[0][0] == outs[0]
+    assert ins[0] == outs[0]
     specs, _ = step.plan(w, X).partition_specs()
-    assert w["a"].sharding.spec == specs[0][0]["a"]  # pyright: ignore[reportAttributeAccessIssue]
+    assert w["a"].sharding.spec == specs[0]["a"]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_as_a_decorator_with_keywords_and_static_arguments() -> None:
@@ -159,7 +159,7 @@ def test_pins_are_obeyed() -> None:
         train_step, weights(), X, placement=place(2, 4), donate_argnums=0,
         in_sbp=({"a": "B, S(1)", "b": None}, (sbp.split(0), sbp.broadcast)),
     )  # fmt: skip
-    (ins, _), _ = plan.signatures()
+    ins, _ = plan.signatures()
     assert str(ins[0]["a"]) == "B, S(1)" and str(ins[1]) == "S(0), B"
 
 

@@ -150,22 +150,30 @@ class PlanData:
         return list(self.boxing_list)
 
     def signatures(self) -> tuple[Any, Any]:
-        """(arguments, results): trees of ``Signature``, like the function's; dicts by path for a loaded plan."""
-        return self._tree(self.inputs, self.in_tree, False), self._tree(self.outputs, self.out_tree, False)
+        """(arguments, results): trees of ``Signature`` like the function's.
+
+        The arguments are the tuple of positional ones; with keyword arguments, that tuple and a dict of them. A plan
+        read from a file does not know the trees: it gives dicts by path.
+        """
+        return self._tree(True, False), self._tree(False, False)
 
     def partition_specs(self) -> tuple[Any, Any]:
-        """(arguments, results): trees of ``PartitionSpec``, for code that does not use this library."""
-        return self._tree(self.inputs, self.in_tree, True), self._tree(self.outputs, self.out_tree, True)
+        """(arguments, results), as ``signatures``: trees of ``PartitionSpec``, for other code."""
+        return self._tree(True, True), self._tree(False, True)
 
-    def _tree(self, leaves: Sequence[Leaf], tree: Any, specs: bool) -> Any:
-        leaves = [leaf for leaf in leaves if not leaf.path.startswith("constant ")]
+    def _tree(self, is_arguments: bool, specs: bool) -> Any:
+        tree = self.in_tree if is_arguments else self.out_tree
+        leaves = [
+            leaf for leaf in (self.inputs if is_arguments else self.outputs) if not leaf.path.startswith("constant ")
+        ]
 
         def of(leaf: Leaf) -> Signature | PartitionSpec:
             return to_partition_spec(leaf.signature, self.placement, len(leaf.shape)) if specs else leaf.signature
 
         if tree is None:
             return {leaf.path: of(leaf) for leaf in leaves}
-        return jax.tree.unflatten(tree, [of(leaf) for leaf in leaves])
+        whole = jax.tree.unflatten(tree, [of(leaf) for leaf in leaves])
+        return whole if not is_arguments or whole[1] else whole[0]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data."""

@@ -26,7 +26,7 @@ def test_megatrons_pair_for_a_wide_mlp_with_a_small_batch() -> None:
 
     shapes = {"up": f32(4096, 65536), "down": f32(65536, 4096)}
     plan = sbp.plan(step, shapes, f32(64, 4096), placement=gpus(8), donate_argnums=0)
-    ((w, _), _), _ = plan.signatures()
+    (w, _), _ = plan.signatures()
     assert (str(w["up"]), str(w["down"])) == ("S(1)", "S(0)")
     large = [b for b in plan.boxings() if b.bytes > 1e5]
     assert {str(b.src) for b in large if "all_reduce" in b.collective or "reduce_scatter" in b.collective} == {"P"}
@@ -50,7 +50,7 @@ def test_embedding_tables_that_dwarf_the_rest_are_split() -> None:
 
     ids = jax.ShapeDtypeStruct((4096, 26), jnp.int32)
     plan = sbp.plan(step, f32(4_000_000, 64), f32(64, 16), ids, f32(4096, 16), placement=gpus(8), donate_argnums=(0, 1))
-    ((table, *_), _), _ = plan.signatures()
+    (table, *_), _ = plan.signatures()
     assert str(table) in ("S(0)", "S(1)")
 
 
@@ -68,7 +68,7 @@ def test_a_million_classes_are_split_and_never_gathered() -> None:
 
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
     plan = sbp.plan(step, f32(512, classes), f32(batch, 512), labels, placement=gpus(8), donate_argnums=0)
-    ((w, *_), _), _ = plan.signatures()
+    (w, *_), _ = plan.signatures()
     assert str(w) == "S(1)"
     assert all(b.bytes < batch * classes / 8 for b in plan.boxings())
 
@@ -108,5 +108,5 @@ def test_meshes_of_any_size(mesh: tuple[int, ...]) -> None:
 def test_odd_sizes_are_simply_not_split() -> None:
     plan = sbp.plan(lambda w, x: jnp.tanh(x @ w).sum(), f32(7, 11), f32(13, 7), placement=gpus(8))
     assert plan.bytes_on_wire == 0
-    ((w, x), _), _ = plan.signatures()
+    (w, x), _ = plan.signatures()
     assert str(w) == str(x) == "B"

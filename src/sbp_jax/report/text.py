@@ -67,8 +67,12 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
 
 
 def pattern(path: str) -> str:
-    """A path with its numbers starred, so that layers fold: ``layers/3/w`` -> ``layers/*/w``."""
-    return re.sub(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[A-Za-z_])\d+(?=/|$)", "*", path)
+    """A path with its numbers starred, so that layers fold: ``0/layers/3/w`` -> ``0/layers/*/w``.
+
+    The first part says which argument, and stays.
+    """
+    first, slash, rest = path.partition("/")
+    return first + slash + re.sub(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[A-Za-z_])\d+(?=/|$)", "*", rest)
 
 
 def _arguments(leaves: Iterable[Leaf]) -> Table:
