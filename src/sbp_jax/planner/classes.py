@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .cells import Cell
 
-_STRICT_ROUNDS = 3
+_STRICT_ROUNDS = 2
 _ROUNDS = 12
 _MAJORITY = 2
 
