@@ -10,6 +10,7 @@ import io
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from .. import cluster as clusters
 from ..cluster import Cluster
 from ..errors import SignatureError
 from ..placement import Placement
-from ..signature import Partial, Signature, SignatureLike, local_shape, partial_sum, signature_for
+from ..signature import Partial, Signature, SignatureLike, broadcast, local_shape, partial_sum, signature_for
 from .table import Step, moves
 
 
@@ -105,10 +106,21 @@ def _extra(*signatures: Signature) -> tuple[Partial, ...]:
     return tuple(sorted(kinds, key=str))
 
 
-def itemsize_of(dtype: object) -> int:
+def itemsize_of(dtype: Any) -> int:
     """Bytes an element; a typed random key counts its words."""
-    text = str(dtype)
+    text = dtype_name(dtype)
     return 8 if text.startswith("key<") else int(jax.numpy.dtype(text).itemsize)
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype given as itself, its name or its scalar type. Raises ``SignatureError`` for others."""
+    text = str(dtype)
+    if text.startswith("key<"):
+        return text
+    try:
+        return jax.numpy.dtype(dtype).name
+    except TypeError as error:
+        raise SignatureError(f"dtype {dtype!r} is not known; possible: names like 'float32', or jnp.float32") from error
 
 
 def route(
@@ -127,7 +139,7 @@ def route(
     shape = tuple(shape)
     a, b = (signature_for(s, len(shape), placement.shape) for s in (src, dst))
     hardware = clusters.resolve(cluster or placement.cluster, placement.type, placement.is_abstract)
-    return _route(a, b, shape, str(dtype), placement.shape, placement.axis_names, hardware)
+    return _route(a, b, shape, dtype_name(dtype), placement.shape, placement.axis_names, hardware)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -137,27 +149,47 @@ def _route(
 ) -> Route:  # fmt: skip
     for s in (a, b):
         local_shape(shape, s, mesh)
-    found = paths(a, shape, itemsize_of(dtype), mesh, cluster, _extra(a, b))
-    if b not in found:
+    start, end = _plain(a, mesh), _plain(b, mesh)
+    found = paths(start, shape, itemsize_of(dtype), mesh, cluster, _extra(start, end))
+    if end not in found:
         raise SignatureError(f"there is no way from ({a}) to ({b}) for shape {shape}")
     steps: list[Step] = []
-    here = b
+    here = end
     while (step := found[here][2]) is not None:
         steps.append(step)
         here = step.src
-    return Route(a, b, shape, dtype, names, tuple(reversed(steps)))
+    steps.reverse()
+    if not steps:
+        steps = _renamed(a, b, mesh)
+    else:
+        steps = [*_renamed(a, start, mesh), *steps, *_renamed(end, b, mesh)]
+    return Route(a, b, shape, dtype, names, tuple(steps))
+
+
+def _plain(signature: Signature, mesh: tuple[int, ...]) -> Signature:
+    """The signature with B on every axis of one device, where all components mean the same."""
+    if 1 not in mesh:
+        return signature
+    return Signature(tuple(broadcast if n == 1 else c for n, c in zip(mesh, signature, strict=True)))
+
+
+def _renamed(a: Signature, b: Signature, mesh: tuple[int, ...]) -> list[Step]:
+    """The step between signatures that differ on axes of one device only: nothing is moved or copied."""
+    axes = tuple(i for i, n in enumerate(mesh) if n == 1 and a[i] != b[i])
+    return [Step("slice", axes, a, b, 0.0, 0.0)] if axes else []
 
 
 def cost_matrix(
     states: Sequence[Signature], shape: Sequence[int], itemsize: int, mesh: Sequence[int], cluster: Cluster
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds, and bytes each device sends, between every two of ``states``; ``inf`` where there is no way."""
-    n = len(states)
+    n, mesh = len(states), tuple(mesh)
+    plain = [_plain(s, mesh) for s in states]
     seconds, sent = np.full((n, n), np.inf), np.full((n, n), np.inf)
-    extra = _extra(*states)
-    for i, a in enumerate(states):
-        found = paths(a, tuple(shape), itemsize, tuple(mesh), cluster, extra)
-        for j, b in enumerate(states):
+    extra = _extra(*plain)
+    for i, a in enumerate(plain):
+        found = paths(a, tuple(shape), itemsize, mesh, cluster, extra)
+        for j, b in enumerate(plain):
             if b in found:
                 seconds[i, j], sent[i, j] = found[b][:2]
     return seconds, sent

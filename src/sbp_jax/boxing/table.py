@@ -7,12 +7,14 @@ communication: theory, practice, and experience", CCPE 19(13), 2007). Slicing, a
 whole or split one, are local copies.
 
 Signatures nest, outermost axis first, so a move that gathers or cuts a dim must not have an inner axis splitting
-the same dim: the pieces would come out in another order.
+the same dim: the pieces would come out in another order. Likewise reductions of different kinds do not commute
+(the sum of maxima is not the maximum of sums): an axis becomes partial, or stops being so, only while no inner axis
+is partial in another reduction.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from ..cluster import Cluster
@@ -71,15 +73,19 @@ def _is_ordered(signature: Signature, axes: Sequence[int], dims: set[int]) -> bo
     )
 
 
+def _is_commuting(src: Signature, axes: Sequence[int], ops: Set[str]) -> bool:
+    """No axis inside the outermost changed one, and not changed itself, is partial in another reduction."""
+    return not ops or not any(
+        isinstance(c, Partial) and {c.op} != ops and i > axes[0] and i not in axes for i, c in enumerate(src)
+    )
+
+
 def moves(
     signature: Signature, shape: Sequence[int], itemsize: int, mesh: Sequence[int], cluster: Cluster,
     extra: Sequence[Partial] = (),
 ) -> Iterator[Step]:  # fmt: skip
-    """Every move from a signature. ``extra`` are partial kinds, besides sums, that may be made."""
+    """Every move from a signature, none on axes of one device. ``extra``: partial kinds besides sums to be made."""
     axes = [i for i, n in enumerate(mesh) if n > 1]
-    for i, n in enumerate(mesh):
-        if n == 1 and signature[i] != broadcast:  # an axis of one device: all components are the same
-            yield Step("slice", (i,), signature, signature.replace(i, broadcast), 0.0, 0.0)
     targets: list[Component] = [broadcast, partial_sum, *extra, *(Split(d) for d in range(len(shape)))]
     for i in axes:
         for b in targets:
@@ -118,7 +124,8 @@ def _step(
     mesh: Sequence[int], cluster: Cluster,
 ) -> Step | None:  # fmt: skip
     dims = {c.dim for s in (src, dst) for i in axes if isinstance(c := s[i], Split)}
-    if not _is_ordered(src, axes, dims) or not fits(shape, dst, mesh):
+    ops = {c.op for s in (src, dst) for i in axes if isinstance(c := s[i], Partial)}
+    if not _is_ordered(src, axes, dims) or not _is_commuting(src, axes, ops) or not fits(shape, dst, mesh):
         return None
     p = math.prod(mesh[i] for i in axes)
     others = math.prod(mesh[i] for i, c in enumerate(src) if i not in axes and isinstance(c, Split))

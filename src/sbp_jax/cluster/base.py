@@ -1,5 +1,6 @@
 """What the hardware is: a device, the links between devices by level, and what they make a collective cost."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,12 +74,12 @@ class Cluster:
     def link(self, mesh_shape: Sequence[int], axes: Sequence[int]) -> Link:
         """What groups along ``axes`` of a mesh communicate over.
 
-        Ranks are row-major, so a group lies within ``span`` consecutive devices: it uses the innermost level whose
-        units hold that many.
+        Ranks are row-major, so a group lies within ``span`` consecutive devices: it uses the innermost level of
+        which one unit holds every group whole, and the slowest group sets the pace.
         """
         span = 1 + sum((mesh_shape[a] - 1) * math.prod(mesh_shape[a + 1 :]) for a in axes)
         for level in self.levels:
-            if level.devices is None or span <= level.devices:
+            if level.devices is None or _holds(level.devices, span, tuple(mesh_shape), tuple(axes)):
                 return Link(level.bytes_per_second, level.latency_seconds, level.name)
         last = self.levels[-1]
         return Link(last.bytes_per_second, last.latency_seconds, last.name)
@@ -96,6 +97,17 @@ class Cluster:
         tree = 2 * math.ceil(math.log2(p))
         steps = {"all_reduce": min(2 * (p - 1), tree), "permute": 1}.get(kind, min(p - 1, tree))
         return sent_bytes / link.bytes_per_second + steps * link.latency_seconds
+
+
+@functools.lru_cache(maxsize=4096)
+def _holds(devices: int, span: int, mesh_shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    """Whether every group along ``axes`` lies within one unit of ``devices``, wherever the other axes stand."""
+    starts = [0]
+    for a, n in enumerate(mesh_shape):
+        if a not in axes:
+            stride = math.prod(mesh_shape[a + 1 :])
+            starts = [s + k * stride for s in starts for k in range(n)]
+    return all(s // devices == (s + span - 1) // devices for s in starts)
 
 
 def device(name: str, rates: Mapping[str, float], memory_bytes: float, memory_bytes_per_second: float) -> Device:
