@@ -163,6 +163,12 @@ def test_pins_are_obeyed() -> None:
     assert str(ins[0]["a"]) == "B, S(1)" and str(ins[1]) == "S(0), B"
 
 
+def test_pins_on_an_axis_of_one_device() -> None:
+    plan = sbp.plan(train_step, weights(), X, placement=place(1, 8), donate_argnums=0, in_sbp=(None, "S(0), S(1)"))
+    ins, _ = plan.signatures()
+    assert str(ins[1]) == "B, S(1)"
+
+
 def test_pins_inside_the_function() -> None:
     p = place(2, 4)
 

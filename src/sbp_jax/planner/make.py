@@ -15,7 +15,7 @@ from ..placement import Placement
 from ..plan import Boxing, Leaf, Move, PlanData
 from ..rules import Factors, lookup
 from ..rules.widen import Code, Strategy, code_of, signature_of, strategies
-from ..signature import Signature, local_shape, signature_for
+from ..signature import Signature, broadcast, local_shape, signature_for
 from ..trace import Op, Program, Value, user_line
 from .cells import Cell, Folded, factor_maps, fold
 from .classes import classes
@@ -290,4 +290,6 @@ def pin_signature(shape: Sequence[int], signature: Any, placement: Placement, wo
         local_shape(shape, resolved, placement.shape)
     except SignatureError as error:
         raise SignatureError(f"{words}: {error}") from None
-    return resolved
+    # On an axis of one device every component means the same; plans say B there.
+    sizes = placement.shape
+    return Signature(tuple(broadcast if n == 1 else c for n, c in zip(sizes, resolved, strict=True)))
