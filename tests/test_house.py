@@ -16,9 +16,10 @@ GROUND = {"errors", "_compat"}
 ROOMS: dict[str, set[str]] = {
     "signature": set(),
     "placement": {"signature"},
+    "pieces": {"signature"},
     "cluster": set(),
-    "boxing": {"signature", "placement", "cluster"},
-    "rules": {"signature"},
+    "boxing": {"pieces", "placement", "cluster"},
+    "rules": {"pieces"},
     "trace": {"rules", "placement"},
     "plan": {"signature", "placement"},
     "planner": {"trace", "rules", "boxing", "cluster", "plan"},

@@ -11,6 +11,8 @@ the factors it is made of, the slowest first; from that follow all its signature
 Rules speak of one mesh axis only; the planner widens them to n axes (``planner/strategies.py``).
 """
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,6 +20,7 @@ from typing import Any, Protocol
 from jax import lax
 
 from ..errors import SbpError
+from ..pieces import span
 from ..signature import ReduceOp
 
 Dims = tuple[tuple[int, ...], ...]
@@ -142,13 +145,16 @@ class Local:
     in_shapes: tuple[tuple[int, ...], ...]
     out_shapes: tuple[tuple[int, ...], ...]
 
-    def start(self, code: Sequence[int], local_size: int, dim: int) -> Any:
-        """This device's first index along ``dim`` of a tensor with signature ``code``."""
-        index: Any = 0
-        for axis, component in enumerate(code):
-            if component == dim:
-                index = index * self.axis_sizes[axis] + lax.axis_index(self.axis_names[axis])
-        return index * local_size
+    def span(self, code: Sequence[int], whole: int, dim: int) -> tuple[Any, Any]:
+        """First index and length of this device's piece along ``dim``, ``whole`` long, of a tensor with ``code``."""
+        axes = [axis for axis, component in enumerate(code) if component == dim]
+        return span(
+            whole, [self.axis_sizes[a] for a in axes], [lax.axis_index(self.axis_names[a]) for a in axes]
+        )  # fmt: skip
+
+    def start(self, code: Sequence[int], whole: int, dim: int) -> Any:
+        """This device's first index along ``dim``, ``whole`` long, of a tensor with signature ``code``."""
+        return self.span(code, whole, dim)[0]
 
     def is_split(self, code: Sequence[int], dim: int) -> bool:
         """Whether any mesh axis splits ``dim``."""
@@ -156,7 +162,8 @@ class Local:
 
     def is_first(self, code: Sequence[int], dim: int) -> Any:
         """Whether this device is the first along every mesh axis that splits ``dim``."""
-        return self.start(code, 1, dim) == 0
+        here = [lax.axis_index(self.axis_names[a]) == 0 for a, component in enumerate(code) if component == dim]
+        return functools.reduce(operator.and_, here, True)
 
 
 FactorRule = Callable[[OpLike], Factors]

@@ -49,7 +49,7 @@ def _gather_local(op: OpLike, local: Local, operand: Any, indices: Any) -> Any:
     ]
     if not shifted:
         return op.primitive.bind(operand, indices, **params)
-    index, here, valid = _shift(op, local, 0, indices, shifted, operand.shape)
+    index, here, valid = _shift(op, local, 0, indices, shifted)
     params.update(mode=lax.GatherScatterMode.CLIP, fill_value=None)
     out = op.primitive.bind(operand, index, **params)
     keep = _spread(here, out.shape, numbers.offset_dims)
@@ -63,19 +63,20 @@ def _gather_local(op: OpLike, local: Local, operand: Any, indices: Any) -> Any:
 
 
 def _shift(
-    op: OpLike, local: Local, operand: int, indices: Any, shifted: list[tuple[int, int]], piece: tuple[int, ...]
+    op: OpLike, local: Local, operand: int, indices: Any, shifted: list[tuple[int, int]]
 ) -> tuple[Any, Any, Any]:
     """Indices relative to this device's piece; which of them lie in it; which lie in the whole at all."""
     here = valid = jnp.ones(indices.shape[:-1], bool)
     signed = indices.astype(jnp.int32) if indices.dtype.itemsize < 4 or indices.dtype == jnp.uint32 else indices
     parts = [signed[..., k] for k in range(indices.shape[-1])]
     for k, d in shifted:
-        total, mine = op.ins[operand].shape[d], piece[d]
+        total = op.ins[operand].shape[d]
         position = parts[k]
         if _mode(op) == "clip":
             position = jnp.clip(position, 0, total - 1)
         valid &= (position >= 0) & (position < total)
-        position = position - jnp.asarray(local.start(local.in_codes[operand], mine, d), position.dtype)
+        start, mine = local.span(local.in_codes[operand], total, d)
+        position = position - jnp.asarray(start, position.dtype)
         here &= (position >= 0) & (position < mine)
         parts[k] = position
     return jnp.stack(parts, axis=-1), here & valid, valid
@@ -129,7 +130,7 @@ def _scatter_local(op: OpLike, local: Local, operand: Any, indices: Any, updates
     ]
     if not shifted:
         return op.primitive.bind(operand, indices, updates, **op.params)
-    index, here, _ = _shift(op, local, 0, indices, shifted, operand.shape)
+    index, here, _ = _shift(op, local, 0, indices, shifted)
     # what belongs to another device points past the end, where FILL_OR_DROP drops it
     past = jnp.asarray(max(operand.shape), index.dtype)
     columns = [k for k, _ in shifted]

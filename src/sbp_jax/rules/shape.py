@@ -217,7 +217,7 @@ def _iota_local(op: OpLike, local: Local, *_: Any) -> Any:
     code = local.out_codes[0]
     if not local.is_split(code, dim):
         return piece
-    return piece + lax.convert_element_type(local.start(code, shape[dim], dim), p["dtype"])
+    return piece + lax.convert_element_type(local.start(code, op.outs[0].shape[dim], dim), p["dtype"])
 
 
 @register("iota", local=_iota_local)
@@ -232,7 +232,7 @@ def _constant_local(op: OpLike, local: Local) -> Any:
     code, shape = local.out_codes[0], local.out_shapes[0]
     if all(c < 0 for c in code):
         return value
-    starts = [local.start(code, n, d) for d, n in enumerate(shape)]
+    starts = [local.start(code, n, d) for d, n in enumerate(op.outs[0].shape)]
     return lax.dynamic_slice(value, starts, shape)
 
 
