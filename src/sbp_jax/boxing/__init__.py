@@ -2,7 +2,9 @@
 
 from .collectives import apply as apply
 from .collectives import execute as execute
+from .collectives import identity as identity
 from .routes import Route as Route
+from .routes import check_partial as check_partial
 from .routes import cost_matrix as cost_matrix
 from .routes import itemsize_of as itemsize_of
 from .routes import route as route

@@ -1,105 +1,167 @@
 """Routes executed: explicit collectives on a device's own piece, inside a ``shard_map`` manual on all axes."""
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..signature import Broadcast, Partial, Split
+from ..signature import Broadcast, Partial, Signature, Split
 from .routes import Route
 from .table import Step
+from .uneven import Blocks, blocks
 
 _REDUCE = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 
 def apply(route: Route, x: Any, axis_names: Sequence[str]) -> Any:
     """This device's piece of the tensor in ``route.dst``, given its piece in ``route.src``."""
-    return execute(route.steps, x, axis_names)
+    return execute(route.steps, x, axis_names, route.shape)
 
 
-def execute(steps: Sequence[Step], x: Any, axis_names: Sequence[str]) -> Any:
-    """Run steps one after the other on this device's piece."""
+def execute(steps: Sequence[Step], x: Any, axis_names: Sequence[str], shape: Sequence[int]) -> Any:
+    """Run steps one after the other on this device's piece of a tensor of logical ``shape``."""
     for step in steps:
-        x = _STEPS[step.kind](step, x, tuple(axis_names[a] for a in step.axes))
+        x = _STEPS[step.kind](_Move(step, tuple(axis_names), tuple(shape)), x)
     return x
 
 
-def _index(names: Sequence[str]) -> Any:
-    """This device's rank in the group of several axes, outermost first."""
-    index: Any = 0
-    for name in names:
-        index = index * lax.axis_size(name) + lax.axis_index(name)
-    return index
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A step with what it acts on."""
+
+    step: Step
+    axis_names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.axis_names[a] for a in self.step.axes)
+
+    @property
+    def group(self) -> Any:
+        return self.names[0] if len(self.names) == 1 else self.names
+
+    @property
+    def size(self) -> int:
+        return math.prod(lax.axis_size(name) for name in self.names)
+
+    @property
+    def source(self) -> Any:
+        return self.step.src[self.step.axes[0]]
+
+    @property
+    def target(self) -> Any:
+        return self.step.dst[self.step.axes[0]]
+
+    def index(self) -> Any:
+        """This device's rank in the group, outermost axis first."""
+        index: Any = 0
+        for name in self.names:
+            index = index * lax.axis_size(name) + lax.axis_index(name)
+        return index
+
+    def blocks(self, dim: int) -> Blocks | None:
+        """How the axis cuts ``dim``; None where every piece has the same length."""
+        return blocks(self.shape, self.step.src, dim, self.step.axes[0], self.axis_names)
 
 
-def _size(names: Sequence[str]) -> int:
-    return math.prod(lax.axis_size(name) for name in names)
-
-
-def _dim(component: object) -> int:
-    if not isinstance(component, Split):
-        raise TypeError(f"{component} is not a split")
-    return component.dim
-
-
-def _slice(step: Step, x: Any, names: tuple[str, ...]) -> Any:
-    if _size(names) == 1:  # an axis of one device: nothing to cut, nothing to reduce
+def _slice(m: _Move, x: Any) -> Any:
+    if m.size == 1:  # an axis of one device: nothing to cut, nothing to reduce
         return x
-    dim = _dim(step.dst[step.axes[0]])
-    piece = x.shape[dim] // _size(names)
-    return lax.dynamic_slice_in_dim(x, _index(names) * piece, piece, dim)
+    dim = m.target.dim
+    uneven = m.blocks(dim)
+    if uneven is not None:
+        return uneven.cut(x, m.index())
+    piece = x.shape[dim] // m.size
+    return lax.dynamic_slice_in_dim(x, m.index() * piece, piece, dim)
 
 
-def _identity(op: str, dtype: Any) -> Any:
+def identity(op: str, dtype: Any) -> Any:
     """What changes nothing under a reduction."""
     if op == "sum":
         return np.zeros((), dtype)
-    if dtype == np.bool_:
-        return np.asarray(op == "min")
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.asarray(-np.inf if op == "max" else np.inf, dtype)
     info = jnp.iinfo(dtype)
     return np.asarray(info.min if op == "max" else info.max, dtype)
 
 
-def _to_partial(step: Step, x: Any, names: tuple[str, ...]) -> Any:
-    source, target = step.src[step.axes[0]], step.dst[step.axes[0]]
-    if not isinstance(target, Partial):
-        raise TypeError(f"{target} is not partial")
-    identity = _identity(target.op, x.dtype)
-    if isinstance(source, Broadcast):
-        return jnp.where(_index(names) == 0, x, identity)
-    dim = _dim(source)
+def _to_partial(m: _Move, x: Any) -> Any:
+    filler = identity(m.target.op, x.dtype)
+    if isinstance(m.source, Broadcast):
+        return jnp.where(m.index() == 0, x, filler)
+    dim = m.source.dim
+    uneven = m.blocks(dim)
+    if uneven is not None:
+        return uneven.place(x, m.index(), filler)
     shape = list(x.shape)
-    shape[dim] *= _size(names)
-    return lax.dynamic_update_slice_in_dim(jnp.full(shape, identity), x, _index(names) * x.shape[dim], dim)
+    shape[dim] *= m.size
+    return lax.dynamic_update_slice_in_dim(jnp.full(shape, filler), x, m.index() * x.shape[dim], dim)
 
 
-def _all_gather(step: Step, x: Any, names: tuple[str, ...]) -> Any:
-    return lax.all_gather(x, _group(names), axis=_dim(step.src[step.axes[0]]), tiled=True)
+def _all_gather(m: _Move, x: Any) -> Any:
+    dim = m.source.dim
+    uneven = m.blocks(dim)
+    y = lax.all_gather(x, m.group, axis=dim, tiled=True)
+    return y if uneven is None else uneven.compact(y)
 
 
-def _all_to_all(step: Step, x: Any, names: tuple[str, ...]) -> Any:
-    a, b = step.src[step.axes[0]], step.dst[step.axes[0]]
-    return lax.all_to_all(x, _group(names), split_axis=_dim(b), concat_axis=_dim(a), tiled=True)
+def _all_to_all(m: _Move, x: Any) -> Any:
+    cut = m.target.dim
+    uneven = m.blocks(cut)
+    x = x if uneven is None else uneven.spread(x)
+    if isinstance(m.source, Partial):
+        return _scatter_extreme(m, x, cut)
+    dim = m.source.dim
+    uneven = m.blocks(dim)
+    y = lax.all_to_all(x, m.group, split_axis=cut, concat_axis=dim, tiled=True)
+    return y if uneven is None else uneven.compact(y)
 
 
-def _all_reduce(step: Step, x: Any, names: tuple[str, ...]) -> Any:
-    source = step.src[step.axes[0]]
-    if not isinstance(source, Partial):
-        raise TypeError(f"{source} is not partial")
-    return _REDUCE[source.op](x, _group(names))
+def _scatter_extreme(m: _Move, x: Any, dim: int) -> Any:
+    """Every device gets all terms of its piece and reduces them."""
+    n = m.size
+    terms = x.reshape(*x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :])
+    terms = lax.all_to_all(terms, m.group, split_axis=dim, concat_axis=dim)
+    return (jnp.max if m.source.op == "max" else jnp.min)(terms, axis=dim)
 
 
-def _reduce_scatter(step: Step, x: Any, names: tuple[str, ...]) -> Any:
-    return lax.psum_scatter(x, _group(names), scatter_dimension=_dim(step.dst[step.axes[0]]), tiled=True)
+def _all_reduce(m: _Move, x: Any) -> Any:
+    return _REDUCE[m.source.op](x, m.group)
 
 
-def _group(names: tuple[str, ...]) -> Any:
-    return names[0] if len(names) == 1 else names
+def _reduce_scatter(m: _Move, x: Any) -> Any:
+    dim = m.target.dim
+    uneven = m.blocks(dim)
+    x = x if uneven is None else uneven.spread(x)
+    return lax.psum_scatter(x, m.group, scatter_dimension=dim, tiled=True)
+
+
+def _permute(m: _Move, x: Any) -> Any:
+    sizes = tuple(lax.axis_size(name) for name in m.names)
+    return lax.ppermute(x, m.group, permutation(m.step.src, m.step.dst, m.step.axes, sizes))
+
+
+def permutation(src: Signature, dst: Signature, axes: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(from, to) ranks in the group, where the same pieces are held by other devices."""
+    places = {a: k for k, a in enumerate(axes)}
+
+    def piece(signature: Signature, position: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+        """By dim and level of nesting: the coordinate there."""
+        found = []
+        for dim in {c.dim for c in signature if isinstance(c, Split)}:
+            inner = [a for a in signature.split_axes(dim) if a in places]
+            found += [(dim, level, position[places[a]]) for level, a in enumerate(inner)]
+        return tuple(sorted(found))
+
+    positions = list(itertools.product(*map(range, sizes)))
+    holder = {piece(src, q): k for k, q in enumerate(positions)}
+    return [(holder[piece(dst, q)], k) for k, q in enumerate(positions)]
 
 
 _STEPS = {
@@ -109,4 +171,5 @@ _STEPS = {
     "all_to_all": _all_to_all,
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
+    "permute": _permute,
 }

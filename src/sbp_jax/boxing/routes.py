@@ -22,7 +22,8 @@ from .. import cluster as clusters
 from ..cluster import Cluster
 from ..errors import SignatureError
 from ..placement import Placement
-from ..signature import Partial, Signature, SignatureLike, broadcast, local_shape, partial_sum, signature_for
+from ..pieces import is_even, stored_shape
+from ..signature import Partial, Signature, SignatureLike, broadcast, partial_sum, signature_for
 from .table import Step, moves
 
 
@@ -73,7 +74,7 @@ Paths = dict[Signature, tuple[float, float, Step | None]]
 @functools.lru_cache(maxsize=65536)
 def paths(
     src: Signature, shape: tuple[int, ...], itemsize: int, mesh: tuple[int, ...], cluster: Cluster,
-    extra: tuple[Partial, ...] = (),
+    extra: tuple[Partial, ...] = (), uneven: bool = False,
 ) -> Paths:  # fmt: skip
     """By signature reached: seconds and bytes from ``src``, and the last step there."""
     best: Paths = {src: (0.0, 0.0, None)}
@@ -85,7 +86,7 @@ def paths(
         if here in done:
             continue
         done.add(here)
-        for step in _moves(here, shape, itemsize, mesh, cluster, extra):
+        for step in _moves(here, shape, itemsize, mesh, cluster, extra, uneven):
             new = (seconds + step.seconds, sent + step.bytes)
             if step.dst not in best or new < best[step.dst][:2]:
                 best[step.dst] = (*new, step)
@@ -96,9 +97,9 @@ def paths(
 @functools.lru_cache(maxsize=65536)
 def _moves(
     src: Signature, shape: tuple[int, ...], itemsize: int, mesh: tuple[int, ...], cluster: Cluster,
-    extra: tuple[Partial, ...],
+    extra: tuple[Partial, ...], uneven: bool,
 ) -> tuple[Step, ...]:  # fmt: skip
-    return tuple(moves(src, shape, itemsize, mesh, cluster, extra))
+    return tuple(moves(src, shape, itemsize, mesh, cluster, extra, uneven))
 
 
 def _extra(*signatures: Signature) -> tuple[Partial, ...]:
@@ -110,6 +111,21 @@ def itemsize_of(dtype: Any) -> int:
     """Bytes an element; a typed random key counts its words."""
     text = dtype_name(dtype)
     return 8 if text.startswith("key<") else int(jax.numpy.dtype(text).itemsize)
+
+
+def check_partial(signature: Signature, dtype: Any) -> None:
+    """Raise ``SignatureError`` where values of ``dtype`` have no terms: no sum of bools, no maximum of complex ones."""
+    name = dtype_name(dtype)
+    for c in signature:
+        if not isinstance(c, Partial):
+            continue
+        if name == "bool" or name.startswith("key<"):
+            raise SignatureError(
+                f"({signature}): {name} values have no partial terms, there is no {c.op} of them; use B or S(dim), or "
+                f"convert them to a number first"
+            )
+        if c.op != "sum" and name.startswith("complex"):
+            raise SignatureError(f"({signature}): {name} values have no order, so no {c.op}; possible: P, B, S(dim)")
 
 
 def dtype_name(dtype: Any) -> str:
@@ -133,8 +149,9 @@ def route(
 ) -> Route:
     """The cheapest way to redistribute a tensor of ``shape`` and ``dtype`` on one placement.
 
-    Bytes are per device, seconds by the cluster's description (the placement's own where none is given). Raises
-    ``SignatureError`` where a signature does not fit, or a split does not divide.
+    Bytes are per device, seconds by the cluster's description (the placement's own where none is given). A split that
+    does not divide sends its pieces padded. Raises ``SignatureError`` where a signature does not fit, a piece would be
+    empty, or terms of this dtype cannot be reduced.
     """
     shape = tuple(shape)
     a, b = (signature_for(s, len(shape), placement.shape) for s in (src, dst))
@@ -148,9 +165,11 @@ def _route(
     cluster: Cluster,
 ) -> Route:  # fmt: skip
     for s in (a, b):
-        local_shape(shape, s, mesh)
+        stored_shape(shape, s, mesh)
+        check_partial(s, dtype)
     start, end = _plain(a, mesh), _plain(b, mesh)
-    found = paths(start, shape, itemsize_of(dtype), mesh, cluster, _extra(start, end))
+    uneven = not (is_even(shape, start, mesh) and is_even(shape, end, mesh))
+    found = paths(start, shape, itemsize_of(dtype), mesh, cluster, _extra(start, end), uneven)
     if end not in found:
         raise SignatureError(f"there is no way from ({a}) to ({b}) for shape {shape}")
     steps: list[Step] = []
@@ -180,15 +199,16 @@ def _renamed(a: Signature, b: Signature, mesh: tuple[int, ...]) -> list[Step]:
 
 
 def cost_matrix(
-    states: Sequence[Signature], shape: Sequence[int], itemsize: int, mesh: Sequence[int], cluster: Cluster
+    states: Sequence[Signature], shape: Sequence[int], itemsize: int, mesh: Sequence[int], cluster: Cluster,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds, and bytes each device sends, between every two of ``states``; ``inf`` where there is no way."""
-    n, mesh = len(states), tuple(mesh)
+    n, mesh, shape = len(states), tuple(mesh), tuple(shape)
     plain = [_plain(s, mesh) for s in states]
     seconds, sent = np.full((n, n), np.inf), np.full((n, n), np.inf)
     extra = _extra(*plain)
+    uneven = not all(is_even(shape, s, mesh) for s in plain)
     for i, a in enumerate(plain):
-        found = paths(a, tuple(shape), itemsize, mesh, cluster, extra)
+        found = paths(a, shape, itemsize, mesh, cluster, extra, uneven)
         for j, b in enumerate(plain):
             if b in found:
                 seconds[i, j], sent[i, j] = found[b][:2]

@@ -4,12 +4,15 @@ A move changes one mesh axis, or several at once where one collective does it. B
 for a group of p devices and T bytes as the group sees them (the logical bytes over the splits of other axes):
 all_gather and reduce_scatter (p-1)/p T, all_reduce 2(p-1)/p T, all_to_all (p-1)/p T/p (Chan et al., "Collective
 communication: theory, practice, and experience", CCPE 19(13), 2007). Slicing, and making a partial value of a
-whole or split one, are local copies.
+whole or split one, are local copies. A partial maximum becomes split by an all_to_all of its terms, reduced locally:
+(p-1)/p T. Splits that only change places among axes are a permute: every device sends its piece, T/p.
 
 Signatures nest, outermost axis first, so a move that gathers or cuts a dim must not have an inner axis splitting
 the same dim: the pieces would come out in another order. Likewise reductions of different kinds do not commute
 (the sum of maxima is not the maximum of sums): an axis becomes partial, or stops being so, only while no inner axis
 is partial in another reduction.
+
+Where a dim does not divide, pieces are sent padded to the longest (``pieces.py``): T counts the padding.
 """
 
 import itertools
@@ -18,6 +21,8 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from ..cluster import Cluster
+from ..errors import SignatureError
+from ..pieces import is_even, splits, stored_shape
 from ..signature import Broadcast, Component, Partial, Signature, Split, broadcast, partial_sum
 
 LOCAL = ("slice", "to_partial")
@@ -42,14 +47,14 @@ class Step:
         return self.kind not in LOCAL
 
 
-def fits(shape: Sequence[int], signature: Signature, mesh: Sequence[int]) -> bool:
-    """Whether every split divides evenly, nested cuts included."""
-    left = list(shape)
-    for n, c in zip(mesh, signature, strict=True):
-        if isinstance(c, Split):
-            if left[c.dim] % n:
-                return False
-            left[c.dim] //= n
+def fits(shape: Sequence[int], signature: Signature, mesh: Sequence[int], uneven: bool = False) -> bool:
+    """Whether every split divides, nested cuts included; with ``uneven``, whether no piece is empty."""
+    if not uneven:
+        return is_even(shape, signature, mesh)
+    try:
+        stored_shape(shape, signature, mesh)
+    except SignatureError:
+        return False
     return True
 
 
@@ -61,8 +66,8 @@ def _kind(a: Component, b: Component) -> str | None:
         return {Broadcast: "all_gather", Split: "all_to_all", Partial: "to_partial"}[type(b)]
     if isinstance(b, Broadcast):
         return "all_reduce"
-    if isinstance(b, Split) and a.op == "sum":
-        return "reduce_scatter"
+    if isinstance(b, Split):
+        return "reduce_scatter" if a.op == "sum" else "all_to_all"
     return None
 
 
@@ -82,58 +87,97 @@ def _is_commuting(src: Signature, axes: Sequence[int], ops: Set[str]) -> bool:
 
 def moves(
     signature: Signature, shape: Sequence[int], itemsize: int, mesh: Sequence[int], cluster: Cluster,
-    extra: Sequence[Partial] = (),
+    extra: Sequence[Partial] = (), uneven: bool = False,
 ) -> Iterator[Step]:  # fmt: skip
-    """Every move from a signature, none on axes of one device. ``extra``: partial kinds besides sums to be made."""
+    """Every move from a signature, none on axes of one device.
+
+    ``extra``: partial kinds besides sums to be made. ``uneven``: whether pieces may differ in length.
+    """
     axes = [i for i, n in enumerate(mesh) if n > 1]
     targets: list[Component] = [broadcast, partial_sum, *extra, *(Split(d) for d in range(len(shape)))]
+    groups: list[tuple[str, tuple[int, ...], Signature]] = []
     for i in axes:
         for b in targets:
             kind = _kind(signature[i], b) if b != signature[i] else None
             if kind is not None:
-                step = _step(kind, (i,), signature, signature.replace(i, b), shape, itemsize, mesh, cluster)
-                if step is not None:
-                    yield step
+                groups.append((kind, (i,), signature.replace(i, b)))
     for size in range(2, len(axes) + 1):
         for group in itertools.combinations(axes, size):
-            yield from _joint(group, signature, shape, itemsize, mesh, cluster)
+            groups.extend(_joint(group, signature, len(shape)))
+    for kind, group, dst in groups:
+        step = _step(kind, group, signature, dst, shape, itemsize, mesh, cluster, uneven)
+        if step is not None:
+            yield step
+    for group, dst in _permuted(signature, mesh):
+        sent = float(math.prod(stored_shape(shape, signature, mesh)) * itemsize)
+        seconds = cluster.collective_seconds("permute", sent, mesh, group)
+        yield Step("permute", group, signature, dst, sent, seconds + _STEP_SECONDS)
 
 
-def _joint(
-    group: tuple[int, ...], signature: Signature, shape: Sequence[int], itemsize: int, mesh: Sequence[int],
-    cluster: Cluster,
-) -> Iterator[Step]:  # fmt: skip
+def _joint(group: tuple[int, ...], signature: Signature, ndim: int) -> Iterator[tuple[str, tuple[int, ...], Signature]]:
     """One collective over several axes that all hold the same component."""
     a = signature[group[0]]
     if any(signature[i] != a for i in group[1:]) or isinstance(a, Broadcast):
         return
     targets: list[Component] = [broadcast]
     if isinstance(a, Partial) and a.op == "sum":
-        targets += [Split(d) for d in range(len(shape))]
+        targets += [Split(d) for d in range(ndim)]
     for b in targets:
         dst = signature
         for i in group:
             dst = dst.replace(i, b)
-        step = _step(_kind(a, b) or "", group, signature, dst, shape, itemsize, mesh, cluster)
-        if step is not None:
-            yield step
+        yield _kind(a, b) or "", group, dst
+
+
+def _permuted(signature: Signature, mesh: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Signature]]:
+    """Signatures whose pieces are the same, held by other devices: splits that change places among axes."""
+    axes = [i for i, c in enumerate(signature) if isinstance(c, Split) and mesh[i] > 1]
+    seen = {signature}
+    for order in itertools.permutations(axes):
+        dst = signature
+        for i, j in zip(axes, order, strict=True):
+            dst = dst.replace(i, signature[j])
+        if dst not in seen and _cuts(signature, mesh) == _cuts(dst, mesh):
+            seen.add(dst)
+            yield tuple(axes), dst
+
+
+def _cuts(signature: Signature, mesh: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """By dim the sizes of the axes that split it, outermost first."""
+    return {c.dim: splits(signature, mesh, c.dim) for c in signature if isinstance(c, Split)}
 
 
 def _step(
     kind: str, axes: tuple[int, ...], src: Signature, dst: Signature, shape: Sequence[int], itemsize: int,
-    mesh: Sequence[int], cluster: Cluster,
+    mesh: Sequence[int], cluster: Cluster, uneven: bool,
 ) -> Step | None:  # fmt: skip
-    dims = {c.dim for s in (src, dst) for i in axes if isinstance(c := s[i], Split)}
+    gathered = {c.dim for i in axes if isinstance(c := src[i], Split)}
+    cut = {c.dim for i in axes if isinstance(c := dst[i], Split)}
     ops = {c.op for s in (src, dst) for i in axes if isinstance(c := s[i], Partial)}
-    if not _is_ordered(src, axes, dims) or not _is_commuting(src, axes, ops) or not fits(shape, dst, mesh):
+    if (
+        not _is_ordered(src, axes, gathered | cut)
+        or not _is_commuting(src, axes, ops)
+        or not fits(shape, dst, mesh, uneven)
+    ):
         return None
+    if len(axes) > 1 and not (is_even(shape, src, mesh) and is_even(shape, dst, mesh)):
+        return None  # nested pieces of different lengths do not line up in one collective
     p = math.prod(mesh[i] for i in axes)
-    others = math.prod(mesh[i] for i, c in enumerate(src) if i not in axes and isinstance(c, Split))
-    group_bytes = math.prod(shape) * itemsize / others
+    group_bytes = _group_elements(shape, src, dst, mesh, p, gathered, cut) * itemsize
     if kind in LOCAL:
         # XLA fuses a slice, or a value masked to zero, into what reads it; only a piece put into zeros is a copy.
         copied = cluster.copy_seconds(group_bytes) if isinstance(src[axes[0]], Split) else 0.0
         return Step(kind, axes, src, dst, 0.0, copied + _STEP_SECONDS)
     share = (p - 1) / p
-    sent = group_bytes * {"all_reduce": 2 * share, "all_to_all": share / p}.get(kind, share)
+    exchanges = kind == "all_to_all" and bool(gathered)  # each brings a piece, not a term of the whole
+    sent = group_bytes * {"all_reduce": 2 * share, "all_to_all": share / p if exchanges else share}.get(kind, share)
     return Step(kind, axes, src, dst, sent, cluster.collective_seconds(kind, sent, mesh, axes))
+
+
+def _group_elements(
+    shape: Sequence[int], src: Signature, dst: Signature, mesh: Sequence[int], p: int, gathered: Set[int], cut: Set[int]
+) -> float:
+    """Elements of the tensor as a group sees it, padded to whole pieces of what it gathers or cuts."""
+    before, after = stored_shape(shape, src, mesh), stored_shape(shape, dst, mesh)
+    lengths = [p * before[d] if d in gathered else p * after[d] if d in cut else before[d] for d in range(len(shape))]
+    return float(math.prod(lengths))

@@ -15,11 +15,13 @@ from jax import lax
 from .. import boxing
 from ..boxing import Step
 from ..errors import PlanError
+from ..pieces import is_even, stored_shape
 from ..plan import Boxing, PlanData
 from ..rules import Local, lookup, whole
 from ..rules.widen import B, Code, signature_of, strategies
-from ..signature import Partial, Signature, Split, broadcast, local_shape
+from ..signature import Partial, Signature, Split, broadcast
 from ..trace import Atom, Graph, Lit, Op, Program, Structured, Value
+from .padding import mask_reduced
 
 Scope = dict[int, dict[Signature, Any]]
 
@@ -42,6 +44,7 @@ class _Emitter:
         self.decision = [plan.strategies[k] if k >= 0 else None for k in plan.nodes]
         self.boxings = {(b.value_id, b.dst): b for b in plan.boxing_list}
         self.producer = {v.id: op for op in program.nodes for v in op.outs}
+        self.uneven = not all(is_even(x.shape, x.signature, plan.placement.shape) for x in (*plan.inputs, *plan.outputs))
 
     def run(self, *arguments: Any) -> list[Any]:
         scope: Scope = {}
@@ -78,7 +81,7 @@ class _Emitter:
         if planned is not None:
             x = self.read(scope, atom, planned.src)
             with jax.named_scope(planned.scope):
-                known[signature] = boxing.execute(self.steps(planned), x, self.placement.axis_names)
+                known[signature] = boxing.execute(self.steps(planned), x, self.placement.axis_names, atom.shape)
         else:
             known[signature] = self.remake(scope, atom, signature)
         return known[signature]
@@ -103,7 +106,7 @@ class _Emitter:
     def make_partial(self, x: Any, atom: Atom, src: Signature, dst: Signature) -> Any:
         """A whole or split value as a partial one: a local copy, whatever the cluster."""
         route = boxing.route(src, dst, self.placement, atom.shape, str(atom.dtype))
-        return boxing.execute(route.steps, x, self.placement.axis_names)
+        return boxing.apply(route, x, self.placement.axis_names)
 
     def graph(self, graph: Graph, scope: Scope) -> None:
         for op in graph.ops:
@@ -117,13 +120,14 @@ class _Emitter:
     def compute(self, scope: Scope, op: Op, ins: Sequence[Signature], outs: Sequence[Signature]) -> Sequence[Any]:
         """Run one op on local pieces."""
         arguments = [self.read(scope, x, s) for x, s in zip(op.ins, ins, strict=True)]
-        rule = lookup(op.name)
+        rule, p = lookup(op.name), self.placement
+        if self.uneven and rule is not None:
+            arguments = mask_reduced(op, rule.factors(op), ins, arguments, p)
         if rule is not None and rule.local is not None:
-            p = self.placement
             local = Local(
                 p.axis_names, p.shape, tuple(map(_code, ins)), tuple(map(_code, outs)),
                 tuple(x.shape for x in arguments),
-                tuple(local_shape(v.shape, s, p.shape) for v, s in zip(op.outs, outs, strict=True)),
+                tuple(stored_shape(v.shape, s, p.shape) for v, s in zip(op.outs, outs, strict=True)),
             )  # fmt: skip
             y = rule.local(op, local, *arguments)
             return y if isinstance(y, list | tuple) else [y]
@@ -158,7 +162,8 @@ def _way_to_make(
     """Operand and result signatures of an op without decision, given one result's."""
     rule = lookup(op.name)
     factors = rule.factors(op) if rule is not None else whole(op)
-    for s in strategies(factors, axis_sizes, (False,) * len(factors.linear)):
+    uneven = not is_even(op.outs[result].shape, signature_of(code), axis_sizes)
+    for s in strategies(factors, axis_sizes, (False,) * len(factors.linear), uneven):
         if s.outs[result] == code:
             return tuple(map(signature_of, s.ins)), tuple(map(signature_of, s.outs))
     raise PlanError(f"{op} cannot be made as ({signature_of(code)})")

@@ -163,8 +163,10 @@ def _dim_order(op: Op, factors: Factors, operand: int) -> tuple[int, ...] | None
 class Folder:
     """Grows unary cells in program order, then wraps every other op in a cell of its own."""
 
-    def __init__(self, program: Program, factors: list[Factors], kinds: dict[int, set[ReduceOp]]) -> None:
-        self.program, self.factors, self.kinds = program, factors, kinds
+    def __init__(
+        self, program: Program, factors: list[Factors], kinds: dict[int, set[ReduceOp]], uneven: bool
+    ) -> None:
+        self.program, self.factors, self.kinds, self.uneven = program, factors, kinds, uneven
         self.free = free_values(program, factors, kinds)
         self.groups: dict[tuple[int, bool], list[Op]] = {}
         self.group_of_value: dict[int, tuple[tuple[int, bool], tuple[int, ...]]] = {}
@@ -187,6 +189,8 @@ class Folder:
         order = orders.pop()
         operands = {x.id: x for _, x in real if isinstance(x, Value)}
         positions = frozenset(k for k, _ in real)
+        if any(item.takes != "sum" and self._reaches(item.takes, operands) for item in f.linear):
+            return  # a maximum may pass through it: that is a decision of its own
         linear = any(item.operands == positions and item.takes == "sum" == item.gives for item in f.linear)
         home = self._home(operands, linear)
         if home is None or order is None:
@@ -221,6 +225,9 @@ class Folder:
                     return key, order
         return None
 
+    def _reaches(self, kind: ReduceOp, operands: dict[int, Value]) -> bool:
+        return any(kind in self.kinds.get(i, ()) for i in operands)
+
     def _can_be_partial(self, value: int) -> bool:
         return bool(self.kinds.get(value))
 
@@ -231,9 +238,10 @@ def fold(
     kinds: dict[int, set[ReduceOp]],
     axis_sizes: tuple[int, ...],
     allowed: Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]],
+    uneven: bool = False,
 ) -> Folded:
     """The cells of a program on a mesh. ``allowed`` narrows an op's strategies (pins, donated arguments)."""
-    folder = Folder(program, factors, kinds)
+    folder = Folder(program, factors, kinds, uneven)
     for op, f in zip(program.nodes, factors, strict=True):
         if not all(v.id in folder.free for v in op.outs) or not op.outs:
             folder.place(op, f)
@@ -268,7 +276,7 @@ def _single(
     allowed: Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]],
 ) -> Cell:  # fmt: skip
     op = ops[0]
-    ways = allowed(op, strategies(f, axis_sizes, useful_linear(op, f, folder.kinds)))
+    ways = allowed(op, strategies(f, axis_sizes, useful_linear(op, f, folder.kinds), folder.uneven))
     keep = [k for k, x in enumerate(op.ins) if not constant_like(x, folder.free, folder.kinds)]
     ins = [x for k in keep if isinstance(x := op.ins[k], Value)]
     if len(ops) == 2:  # a donated argument: its replacement arrives in the signature it left with
@@ -312,7 +320,7 @@ def _unary(
     shape_of_it = (root.shape, sums, tuple(members[v.id] for v in exits))
     if shape_of_it not in folder.unary:
         ways = []
-        for s in strategies(plain, axis_sizes, (True,) if sums else ()):
+        for s in strategies(plain, axis_sizes, (True,) if sums else (), folder.uneven):
             follow = cell.follow(s.ins[0])
             ways.append(Strategy(s.ins, tuple(c for v in exits if (c := follow(v)) is not None), s.share))
         folder.unary[shape_of_it] = tuple(ways)

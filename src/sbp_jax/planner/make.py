@@ -31,7 +31,7 @@ class Request:
     """What the planner is asked: the mesh, its hardware, and what the user has fixed already.
 
     ``pins`` maps a node's index to the signature its result (an output's operand) must have, with the words to
-    name the pin by in an error.
+    name the pin by in an error. ``uneven``: whether dims may be split that do not divide (global tensors).
     """
 
     placement: Placement
@@ -43,6 +43,7 @@ class Request:
     gap: float = 0.0
     time_limit: float | None = None
     share_layers: bool = True
+    uneven: bool = False
     progress: Callable[[str], None] = lambda _: None
 
 
@@ -53,7 +54,7 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
     request.progress("reading the rules")
     factors = factor_maps(program)
     kinds = partial_kinds(program, factors)
-    folded = fold(program, factors, kinds, sizes, _narrow(program, request))
+    folded = fold(program, factors, kinds, sizes, _narrow(program, request), request.uneven)
     request.progress("finding repeated layers")
     cells = folded.cells
     groups = classes(cells, folded.free) if request.share_layers else list(range(len(cells)))
@@ -165,7 +166,7 @@ def spell_out(
             complete.append(None)
             continue
         cell = folded.cells[folded.cell_of[op.index]]
-        way = _complete(op, f, cell, chosen[cell.index], model.axis_sizes)
+        way = _complete(op, f, cell, chosen[cell.index], request)
         complete.append(way)
         nodes.append(table.setdefault((way.ins, way.outs), len(table)))
     boxings = list(_boxings(program, folded, complete, hubs, request, model))
@@ -203,11 +204,11 @@ def spell_out(
     return plan, memory
 
 
-def _complete(op: Op, f: Factors, cell: Cell, way: Strategy, axis_sizes: tuple[int, ...]) -> Strategy:
+def _complete(op: Op, f: Factors, cell: Cell, way: Strategy, request: Request) -> Strategy:
     """The op's own strategy: the cell's, with the operands that needed no decision filled in."""
     ins, outs = cell.codes(way, op)
     found = None
-    for s in strategies(f, axis_sizes, (True,) * len(f.linear)):
+    for s in strategies(f, request.placement.shape, (True,) * len(f.linear), request.uneven):
         if s.outs == outs and all(a is None or a == b for a, b in zip(ins, s.ins, strict=True)):
             if found is None or s.share < found.share:
                 found = s

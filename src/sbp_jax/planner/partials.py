@@ -30,9 +30,15 @@ def partial_kinds(program: Program, factors: Sequence[Factors]) -> dict[int, set
 
 
 def useful_linear(op: Op, factors: Factors, kinds: dict[int, set[ReduceOp]]) -> tuple[bool, ...]:
-    """Which linearities have at least one operand that can be partial in the reduction they take."""
+    """Which linearities have at least one operand that can be partial in the reduction they take.
+
+    A global tensor given or wanted partial is so in the ``kinds`` its node names.
+    """
 
     def can(x: object, kind: ReduceOp) -> bool:
         return isinstance(x, Value) and kind in kinds.get(x.id, ())
 
-    return tuple(any(can(op.ins[i], item.takes) for i in item.operands) for item in factors.linear)
+    asked = op.params.get("kinds", ()) if op.primitive is None else ()
+    return tuple(
+        item.takes in asked or any(can(op.ins[i], item.takes) for i in item.operands) for item in factors.linear
+    )

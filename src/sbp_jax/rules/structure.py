@@ -1,6 +1,6 @@
-"""The graph's own nodes: arguments, results, loop boundaries, pins. And primitives that stay whole for a reason."""
+"""The graph's own nodes: arguments, results, loop boundaries, pins."""
 
-from .base import Builder, Factors, OpLike, any_partial, register, whole
+from .base import Builder, Factors, OpLike, any_partial, register
 
 
 @register("sbp.enter", "sbp.barrier", "sbp.pin", "sbp.carry", "sbp.join")
@@ -21,6 +21,15 @@ def argument(op: OpLike) -> Factors:
     return b.build([dims] * len(op.ins), [dims] * len(op.outs))
 
 
+@register("sbp.given", "sbp.result")
+def given(op: OpLike) -> Factors:
+    """A global tensor that a program takes or gives: partial too, in the reductions its ``kinds`` name."""
+    b = Builder()
+    value = next(x for x in (*op.outs, *op.ins))
+    dims = b.dims(value.shape)
+    return b.build([dims] * len(op.ins), [dims] * len(op.outs), any_partial(*range(len(op.ins))))
+
+
 @register("sbp.unstack")
 def unstack(op: OpLike) -> Factors:
     """``t ... -> ...``: what a scan takes slice by slice; the scanned dim is whole."""
@@ -35,12 +44,3 @@ def stack(op: OpLike) -> Factors:
     b = Builder()
     out = b.dims(op.outs[0].shape, blocked=(0,))
     return b.build([out[1:]], [out], any_partial(0))
-
-
-# Keys are a few words: splitting them saves nothing, and the bits made of them are split (trace/expand.py).
-# A loop's condition must be the same on every device.
-@register("sbp.whole", "random_seed", "random_split", "random_fold_in", "random_wrap", "random_unwrap", "rng_uniform",
-          "create_token", "after_all", "empty2")  # fmt: skip
-def stays_whole(op: OpLike) -> Factors:
-    """Whole on every device."""
-    return whole(op)

@@ -9,7 +9,7 @@ A signature is a tuple of ints here, a *code*: ``d >= 0`` for ``S(d)``, negative
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from ..signature import Broadcast, Component, Partial, ReduceOp, Signature, Split, broadcast
@@ -46,17 +46,24 @@ class Strategy:
 
 
 @functools.lru_cache(maxsize=4096)
-def strategies(factors: Factors, axis_sizes: tuple[int, ...], linear: tuple[bool, ...]) -> tuple[Strategy, ...]:
-    """All strategies of an op on a mesh; ``linear`` says which of its linearities can matter."""
+def strategies(
+    factors: Factors, axis_sizes: tuple[int, ...], linear: tuple[bool, ...], uneven: bool = False
+) -> tuple[Strategy, ...]:
+    """All strategies of an op on a mesh; ``linear`` says which of its linearities can matter.
+
+    ``uneven``: whether a factor that makes up whole dims may be cut into pieces of different lengths.
+    """
     reduced = dict(factors.reduced)
     free = [f for f in range(len(factors.sizes)) if f not in factors.blocked]
     passes = [item for item, useful in zip(factors.linear, linear, strict=True) if useful]
+    ragged = _alone(factors) if uneven else frozenset()
     per_axis: list[list[object]] = [
-        [None] if n == 1 else [None, *(f for f in free if factors.sizes[f] % n == 0), *passes] for n in axis_sizes
+        [None] if n == 1 else [None, *(f for f in free if _can_cut(factors.sizes[f], n, f in ragged)), *passes]
+        for n in axis_sizes
     ]
     found: dict[tuple[tuple[Code, ...], tuple[Code, ...]], Strategy] = {}
     for choice in itertools.product(*per_axis):
-        strategy = _widen(factors, reduced, axis_sizes, choice)
+        strategy = _widen(factors, reduced, axis_sizes, choice, ragged)
         if strategy is not None:
             key = (strategy.ins, strategy.outs)
             if key not in found or strategy.share < found[key].share:
@@ -64,11 +71,23 @@ def strategies(factors: Factors, axis_sizes: tuple[int, ...], linear: tuple[bool
     return tuple(found.values())
 
 
+def _alone(factors: Factors) -> frozenset[int]:
+    """The factors that share no dim with another one."""
+    shared = {f for dims in (*factors.ins, *factors.outs) for dim in dims if len(dim) > 1 for f in dim}
+    return frozenset(range(len(factors.sizes))) - shared
+
+
+def _can_cut(length: int, parts: int, is_ragged: bool) -> bool:
+    return length % parts == 0 or (is_ragged and length >= parts)
+
+
 def _widen(
-    factors: Factors, reduced: dict[int, ReduceOp], axis_sizes: tuple[int, ...], choice: Sequence[object]
-) -> Strategy | None:
+    factors: Factors, reduced: dict[int, ReduceOp], axis_sizes: tuple[int, ...], choice: Sequence[object],
+    ragged: Set[int],
+) -> Strategy | None:  # fmt: skip
     """The strategy of one choice for each axis, or None where a cut would not be a plain split."""
-    left = list(factors.sizes)
+    left = list(factors.sizes)  # of each factor the longest piece
+    shortest = list(factors.sizes)
     ins: list[list[int]] = [[] for _ in factors.ins]
     outs: list[list[int]] = [[] for _ in factors.outs]
     share = 1.0
@@ -78,7 +97,7 @@ def _widen(
                 codes.append(B)
         elif isinstance(pick, int):
             n = axis_sizes[axis]
-            if left[pick] % n:
+            if not _can_cut(shortest[pick], n, pick in ragged) or (left[pick] % n and pick not in ragged):
                 return None
             for dims, codes in zip((*factors.ins, *factors.outs), (*ins, *outs), strict=True):
                 at = _place(dims, pick, left)
@@ -92,8 +111,9 @@ def _widen(
                         codes[-1] = code
                 for operand in factors.addends:
                     ins[operand][-1] = code
-            left[pick] //= n
-            share /= n
+            whole, shortest[pick] = left[pick], shortest[pick] // n
+            left[pick] = -(-whole // n)
+            share *= left[pick] / whole
         else:
             for operand, codes in enumerate(ins):
                 codes.append(PARTIAL[pick.takes] if operand in pick.operands else B)  # pyright: ignore
