@@ -2,6 +2,7 @@
 
 from . import boxing as boxing
 from . import cluster as cluster
+from . import signature as sbp
 from .api import auto_parallel as auto_parallel
 from .api import plan as plan
 from .cluster import Cluster as Cluster
@@ -26,13 +27,42 @@ from .signature import partial_max as partial_max
 from .signature import partial_min as partial_min
 from .signature import partial_sum as partial_sum
 from .signature import split as split
+from .tensor import GlobalTensor as GlobalTensor
+from .tensor import apply as apply
+from .tensor import arange as arange
+from .tensor import empty as empty
+from .tensor import empty_like as empty_like
+from .tensor import eye as eye
+from .tensor import full as full
+from .tensor import full_like as full_like
+from .tensor import linspace as linspace
+from .tensor import local_to_global as local_to_global
+from .tensor import numpy as numpy
+from .tensor import ones as ones
+from .tensor import ones_like as ones_like
+from .tensor import rand as rand
+from .tensor import rand_like as rand_like
+from .tensor import randint as randint
+from .tensor import randn as randn
+from .tensor import randn_like as randn_like
+from .tensor import tensor as tensor
+from .tensor import zeros as zeros
+from .tensor import zeros_like as zeros_like
 from .trace import pin as _pin
 
 __version__ = "0.1.0"
 
 
-def to_global(x, sbp, placement=None, grad_sbp=None):
-    """Inside a traced function: ``x`` with its signature in the plan pinned to ``sbp``. See ``trace/pin.py``."""
+def to_global(x, sbp=None, placement=None, grad_sbp=None):  # noqa: F811
+    """``x`` in the signature ``sbp``, on ``placement``.
+
+    A global tensor is redistributed (``GlobalTensor.to_global``). An array inside a traced function keeps its value,
+    and its signature in the plan is pinned to ``sbp`` (``trace/pin.py``).
+    """
+    if isinstance(x, GlobalTensor):
+        return x.to_global(placement=placement, sbp=sbp, grad_sbp=grad_sbp)
+    if sbp is None:
+        raise SignatureError("to_global of an array inside a traced function pins its signature: pass sbp=...")
     return _pin(x, sbp, placement, grad_sbp)
 
 

@@ -19,7 +19,7 @@ from sbp_jax.signature import Signature
 
 NAMES = ("a", "b", "c")
 KINDS = {"all_gather": "all-gather", "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter",
-         "all_to_all": "all-to-all"}  # fmt: skip
+         "all_to_all": "all-to-all", "permute": "collective-permute"}  # fmt: skip
 COMPONENTS = ("S(0)", "S(1)", "B", "P", "P(max)", "P(min)")
 
 
@@ -84,6 +84,7 @@ def test_every_pair_on_two_axes(src: str, mesh: tuple[int, int]) -> None:
         ("P", "B", ("all_reduce",), 6 / 4),
         ("P", "S(0)", ("reduce_scatter",), 3 / 4),
         ("P(max)", "B", ("all_reduce",), 6 / 4),
+        ("P(max)", "S(0)", ("all_to_all",), 3 / 4),
     ],
 )
 def test_bytes_of_the_table(src: str, dst: str, kinds: tuple[str, ...], share: float) -> None:
@@ -104,10 +105,11 @@ def test_changing_the_outer_of_two_splits_keeps_the_order() -> None:
     np.testing.assert_array_equal(after, before)
 
 
-def test_a_cycle_on_three_axes_does_not_go_through_whole() -> None:
+def test_a_cycle_on_three_axes_is_one_permute() -> None:
     p = place((2, 2, 2))
     route = boxing.route("S(0), S(1), S(2)", "S(1), S(2), S(0)", p, (8, 8, 8))
-    assert all(s.dst != Signature.parse("B, B, B") for s in route.steps)
+    assert route.collectives == ("permute",)
+    assert route.bytes == 4 * 4 * 4 * 4
     _, before, after, _ = redistribute("S(0), S(1), S(2)", "S(1), S(2), S(0)", (2, 2, 2), (8, 8, 8))
     np.testing.assert_array_equal(after, before)
 
@@ -123,9 +125,23 @@ def test_abstract_placements_need_no_devices() -> None:
     assert route.seconds > 0 and route.bytes > 0
 
 
-def test_a_split_that_does_not_divide_says_what_would() -> None:
-    with pytest.raises(sbp.SignatureError, match=r"6 is not a multiple of 4; dimensions that divide by 4: S\(1\)"):
-        boxing.route("S(0)", "B", place((4,)), (6, 8))
+def test_a_dimension_shorter_than_the_axis_says_so() -> None:
+    with pytest.raises(sbp.SignatureError, match=r"dimension 0 of shape \(3, 8\) into 4 pieces, but it has only 3"):
+        boxing.route("S(0)", "B", place((4,)), (3, 8))
+
+
+def test_what_has_no_terms_cannot_be_partial() -> None:
+    with pytest.raises(sbp.SignatureError, match="bool values have no partial terms"):
+        boxing.route("P", "B", place((4,)), (4, 8), "bool")
+    with pytest.raises(sbp.SignatureError, match="complex64 values have no order"):
+        boxing.route("B", "P(max)", place((4,)), (4, 8), "complex64")
+
+
+def test_uneven_pieces_are_sent_padded() -> None:
+    """5 over 2 is 3 and 2: both send 3."""
+    assert boxing.route("S(0)", "B", place((2,)), (5, 7)).bytes == 3 * 7 * 4
+    assert boxing.route("S(0)", "S(1)", place((2,)), (5, 7)).bytes == 3 * 4 * 4
+    assert boxing.route("P", "S(1)", place((2,)), (5, 7)).bytes == 5 * 4 * 4
 
 
 def test_one_reduction_serves_whole_and_split() -> None:

@@ -92,7 +92,7 @@ def test_one_collective_over_axes_keeps_the_order(src: str, dst: str, kind: str)
     assert step.kind == kind and len(step.axes) > 1
 
     def body(piece):
-        y = boxing.execute([step], piece.reshape(piece.shape[3:]), p.axis_names)
+        y = boxing.execute([step], piece.reshape(piece.shape[3:]), p.axis_names, x.shape)
         return y.reshape((1, 1, 1, *y.shape))
 
     spec = PartitionSpec(*p.axis_names)

@@ -1,5 +1,6 @@
 """Redistribution: signature A -> signature B by the cheapest route of explicit collectives."""
 
+from .between import parts as parts
 from .collectives import apply as apply
 from .collectives import execute as execute
 from .collectives import identity as identity

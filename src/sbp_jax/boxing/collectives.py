@@ -85,6 +85,8 @@ def identity(op: str, dtype: Any) -> Any:
     """What changes nothing under a reduction."""
     if op == "sum":
         return np.zeros((), dtype)
+    if dtype == np.bool_:
+        return np.asarray(op == "min")
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.asarray(-np.inf if op == "max" else np.inf, dtype)
     info = jnp.iinfo(dtype)

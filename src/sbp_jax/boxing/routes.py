@@ -21,8 +21,8 @@ from rich.table import Table
 from .. import cluster as clusters
 from ..cluster import Cluster
 from ..errors import SignatureError
-from ..placement import Placement
 from ..pieces import is_even, stored_shape
+from ..placement import Placement
 from ..signature import Partial, Signature, SignatureLike, broadcast, partial_sum, signature_for
 from .table import Step, moves
 
@@ -114,15 +114,15 @@ def itemsize_of(dtype: Any) -> int:
 
 
 def check_partial(signature: Signature, dtype: Any) -> None:
-    """Raise ``SignatureError`` where values of ``dtype`` have no terms: no sum of bools, no maximum of complex ones."""
+    """Raise ``SignatureError`` where values of ``dtype`` have no such terms: no sum of bools, no maximum of complex."""
     name = dtype_name(dtype)
     for c in signature:
         if not isinstance(c, Partial):
             continue
-        if name == "bool" or name.startswith("key<"):
+        if name.startswith("key<") or (name == "bool" and c.op == "sum"):
             raise SignatureError(
-                f"({signature}): {name} values have no partial terms, there is no {c.op} of them; use B or S(dim), or "
-                f"convert them to a number first"
+                f"({signature}): {name} values have no partial terms, there is no {c.op} of them; possible: B, S(dim)"
+                + (", P(max) (any), P(min) (all), or convert them to a number first" if name == "bool" else "")
             )
         if c.op != "sum" and name.startswith("complex"):
             raise SignatureError(f"({signature}): {name} values have no order, so no {c.op}; possible: P, B, S(dim)")
@@ -199,7 +199,11 @@ def _renamed(a: Signature, b: Signature, mesh: tuple[int, ...]) -> list[Step]:
 
 
 def cost_matrix(
-    states: Sequence[Signature], shape: Sequence[int], itemsize: int, mesh: Sequence[int], cluster: Cluster,
+    states: Sequence[Signature],
+    shape: Sequence[int],
+    itemsize: int,
+    mesh: Sequence[int],
+    cluster: Cluster,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds, and bytes each device sends, between every two of ``states``; ``inf`` where there is no way."""
     n, mesh, shape = len(states), tuple(mesh), tuple(shape)

@@ -56,9 +56,7 @@ class Blocks:
         return jnp.where(((at >= 0) & (at < length)).reshape(shape), moved, filler)
 
 
-def blocks(
-    shape: Sequence[int], signature: Signature, dim: int, axis: int, axis_names: Sequence[str]
-) -> Blocks | None:
+def blocks(shape: Sequence[int], signature: Signature, dim: int, axis: int, axis_names: Sequence[str]) -> Blocks | None:
     """How ``axis`` cuts ``dim`` within what the axes outside it in ``signature`` leave; None where all is even."""
     outer = [a for a in signature.split_axes(dim) if a < axis]
     sizes = [lax.axis_size(axis_names[a]) for a in outer]

@@ -44,7 +44,8 @@ class _Emitter:
         self.decision = [plan.strategies[k] if k >= 0 else None for k in plan.nodes]
         self.boxings = {(b.value_id, b.dst): b for b in plan.boxing_list}
         self.producer = {v.id: op for op in program.nodes for v in op.outs}
-        self.uneven = not all(is_even(x.shape, x.signature, plan.placement.shape) for x in (*plan.inputs, *plan.outputs))
+        leaves, sizes = (*plan.inputs, *plan.outputs), plan.placement.shape
+        self.uneven = not all(is_even(x.shape, x.signature, sizes) for x in leaves)
 
     def run(self, *arguments: Any) -> list[Any]:
         scope: Scope = {}

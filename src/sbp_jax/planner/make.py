@@ -24,6 +24,7 @@ from .memory import Held, held_values, profile
 from .partials import partial_kinds
 from .problem import Problem, assemble
 from .search import Found, Search, Spell
+from .still import still
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
     cells = folded.cells
     groups = classes(cells, folded.free) if request.share_layers else list(range(len(cells)))
     model = CostModel(request.cluster, sizes, request.computation_ratio)
+    choice = still(cells) if request.computation_ratio == 0 and not request.share_layers else None
+    if choice is not None:
+        return _unmoved(program, folded, groups, choice, request, model, name, start)
     request.progress("pricing")
     problem = assemble(cells, groups, model)
     held = held_values(program, folded)
@@ -85,6 +89,18 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
         "build_seconds": built - start,
         "solve_seconds": time.perf_counter() - built,
     }
+    return plan
+
+
+def _unmoved(
+    program: Program, folded: Folded, groups: Sequence[int], choice: Sequence[int], request: Request, model: CostModel,
+    name: str, start: float,
+) -> PlanData:  # fmt: skip
+    """The plan of a choice that moves nothing: its cost is zero, and so is the bound."""
+    problem = Problem([], {}, len(folded.cells), folded.cells, [1] * len(folded.cells))
+    plan, _ = spell_out(program, folded, problem, groups, choice, [], request, model, name)
+    plan.solver = "still"
+    plan.planning_seconds = time.perf_counter() - start
     return plan
 
 

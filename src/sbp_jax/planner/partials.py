@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..rules import Factors
-from ..signature import ReduceOp
+from ..signature import Partial, ReduceOp
 from ..trace import Op, Program, Value
 
 
@@ -32,13 +32,15 @@ def partial_kinds(program: Program, factors: Sequence[Factors]) -> dict[int, set
 def useful_linear(op: Op, factors: Factors, kinds: dict[int, set[ReduceOp]]) -> tuple[bool, ...]:
     """Which linearities have at least one operand that can be partial in the reduction they take.
 
-    A global tensor given or wanted partial is so in the ``kinds`` its node names.
+    A global tensor given or wanted partial is so in the ``kinds`` its node names; a pin says it in its signature.
     """
 
     def can(x: object, kind: ReduceOp) -> bool:
         return isinstance(x, Value) and kind in kinds.get(x.id, ())
 
     asked = op.params.get("kinds", ()) if op.primitive is None else ()
+    if op.name == "sbp.pin":
+        asked = {c.op for c in op.params["signature"] if isinstance(c, Partial)}
     return tuple(
         item.takes in asked or any(can(op.ins[i], item.takes) for i in item.operands) for item in factors.linear
     )

@@ -14,9 +14,12 @@ Rules speak of one mesh axis only; the planner widens them to n axes (``planner/
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..errors import SbpError
@@ -54,12 +57,14 @@ class OpLike(Protocol):
 class Linear:
     """``f`` of a reduction of terms is a reduction of ``f`` of the terms, jointly in ``operands``.
 
-    ``takes`` is the reduction going in, ``gives`` the one coming out (they differ under negation).
+    ``takes`` is the reduction going in, ``gives`` the one coming out (they differ under negation). With ``narrows``
+    the terms lose digits that their sum would have kept (float32 terms to bfloat16): only with the user's leave.
     """
 
     operands: frozenset[int]
     takes: ReduceOp = "sum"
     gives: ReduceOp = "sum"
+    narrows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +150,14 @@ class Local:
     in_shapes: tuple[tuple[int, ...], ...]
     out_shapes: tuple[tuple[int, ...], ...]
 
+    def index(self, axis: int) -> Any:
+        """This device's position on mesh axis number ``axis``."""
+        return lax.axis_index(self.axis_names[axis])
+
     def span(self, code: Sequence[int], whole: int, dim: int) -> tuple[Any, Any]:
         """First index and length of this device's piece along ``dim``, ``whole`` long, of a tensor with ``code``."""
         axes = [axis for axis, component in enumerate(code) if component == dim]
-        return span(
-            whole, [self.axis_sizes[a] for a in axes], [lax.axis_index(self.axis_names[a]) for a in axes]
-        )  # fmt: skip
+        return span(whole, [self.axis_sizes[a] for a in axes], [self.index(a) for a in axes])
 
     def start(self, code: Sequence[int], whole: int, dim: int) -> Any:
         """This device's first index along ``dim``, ``whole`` long, of a tensor with signature ``code``."""
@@ -162,7 +169,7 @@ class Local:
 
     def is_first(self, code: Sequence[int], dim: int) -> Any:
         """Whether this device is the first along every mesh axis that splits ``dim``."""
-        here = [lax.axis_index(self.axis_names[a]) == 0 for a, component in enumerate(code) if component == dim]
+        here = [self.index(a) == 0 for a, component in enumerate(code) if component == dim]
         return functools.reduce(operator.and_, here, True)
 
 
@@ -172,27 +179,67 @@ LocalRule = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A primitive's factor map, and how its piece is computed when binding its own parameters would be wrong."""
+    """A primitive's factor map, and how its piece is computed when binding its own parameters would be wrong.
+
+    ``reason`` says why nothing of it is split, where that is so.
+    """
 
     name: str
     factors: FactorRule
     local: LocalRule | None = None
+    reason: str = ""
 
 
 _REGISTRY: dict[str, Rule] = {}
 
 
-def register(*names: str, local: LocalRule | None = None) -> Callable[[FactorRule], FactorRule]:
-    """Register one rule for primitives ``names``; a second rule for a name raises ``SbpError``."""
+def register(
+    *names: str, local: LocalRule | None = None, reason: str = ""
+) -> Callable[[FactorRule], FactorRule]:
+    """Register one rule for primitives ``names``; a second rule for a name raises ``SbpError``.
+
+    Whatever the rule says, nothing passes that the operands' types cannot reduce: see ``fit_types``.
+    """
 
     def add(rule: FactorRule) -> FactorRule:
+        @functools.wraps(rule)
+        def fitting(op: OpLike) -> Factors:
+            return fit_types(op, rule(op))
+
         for name in names:
-            if name in _REGISTRY:
+            if name in _REGISTRY and not _REGISTRY[name].reason:
                 raise SbpError(f"primitive {name!r} has a rule already: {_REGISTRY[name].factors.__name__}")
-            _REGISTRY[name] = Rule(name, rule, local)
+            _REGISTRY[name] = Rule(name, fitting, local, reason)
         return rule
 
     return add
+
+
+def fit_types(op: OpLike, factors: Factors) -> Factors:
+    """The map without linearities that the types spoil.
+
+    Booleans and keys have no sum; complex numbers and keys have no order. Integer sums wrap, so they pass only to
+    integers no wider: from there on it is arithmetic modulo the same power of two, which any widening would leave.
+    """
+
+    def fits(item: Linear) -> bool:
+        types = [op.ins[i].dtype for i in item.operands]
+        if item.takes != "sum":
+            return not any(is_a(t, np.complexfloating) or is_a(t, jax.dtypes.extended) for t in types)
+        if not all(is_a(t, np.number) for t in types):
+            return False
+        narrowest = min((jnp.iinfo(t).bits for t in types if is_a(t, np.integer)), default=0)
+        return narrowest == 0 or all(
+            is_a(x.dtype, np.integer) and jnp.iinfo(x.dtype).bits <= narrowest for x in op.outs
+        )
+
+    kept = tuple(item for item in factors.linear if fits(item))
+    return factors if len(kept) == len(factors.linear) else replace(factors, linear=kept)
+
+
+def is_a(dtype: Any, kind: Any) -> bool:
+    """Whether a dtype is of a kind, JAX's own dtypes (bfloat16, keys) included."""
+    return bool(jnp.issubdtype(dtype, kind))
 
 
 def lookup(name: str) -> Rule | None:

@@ -2,7 +2,7 @@
 
 import math
 
-from .base import Builder, Dims, Factors, Local, OpLike, register, sums
+from .base import Builder, Dims, Factors, Local, OpLike, register, sums, whole
 
 
 @register("dot_general")
@@ -28,6 +28,41 @@ def dot_general(op: OpLike) -> Factors:
             r_dims[j] = b.factor(rhs.shape[j])
             out.append(r_dims[j])
     return b.build([tuple(l_dims), tuple(r_dims)], [tuple(out)], [sums(0), sums(1)], flops=2.0 * math.prod(b.sizes))
+
+
+@register("ragged_dot_general")
+def ragged_dot_general(op: OpLike) -> Factors:
+    """``m k, g k n, g -> m n``, ``m k, k n, g -> g m n``, ``b m k, b k n, g -> b m n``.
+
+    Groups follow one another along the ragged dim, so it stays whole, and so do the groups.
+    """
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
+    (ragged,), lhs, rhs = numbers.lhs_ragged_dimensions, op.ins[0], op.ins[1]
+    if len(op.ins[2].shape) != 1 or op.params.get("group_offset") is not None:
+        return whole(op)
+    b = Builder()
+    groups = b.factor(op.ins[2].shape[0], blocked=True)
+    l_dims: list[tuple[int, ...]] = [()] * len(lhs.shape)
+    r_dims: list[tuple[int, ...]] = [()] * len(rhs.shape)
+    out: list[tuple[int, ...]] = [groups] if ragged in lhs_contract else []
+    for i, j in zip(lhs_batch, rhs_batch, strict=True):
+        l_dims[i] = r_dims[j] = b.factor(lhs.shape[i], blocked=i == ragged)
+        out.append(l_dims[i])
+    for i, j in zip(lhs_contract, rhs_contract, strict=True):
+        l_dims[i] = r_dims[j] = b.factor(lhs.shape[i], blocked=i == ragged, reduced="sum")
+    for i in range(len(lhs.shape)):
+        if i not in lhs_batch and i not in lhs_contract:
+            l_dims[i] = b.factor(lhs.shape[i], blocked=i == ragged)
+            out.append(l_dims[i])
+    for j in range(len(rhs.shape)):
+        if j in numbers.rhs_group_dimensions:
+            r_dims[j] = groups
+        elif j not in rhs_batch and j not in rhs_contract:
+            r_dims[j] = b.factor(rhs.shape[j])
+            out.append(r_dims[j])
+    flops = 2.0 * math.prod(n for f, n in enumerate(b.sizes) if (f,) != groups)
+    return b.build([tuple(l_dims), tuple(r_dims), (groups,)], [tuple(out)], [sums(0), sums(1)], flops=flops)
 
 
 def _conv_local(op: OpLike, local: Local, lhs, rhs):

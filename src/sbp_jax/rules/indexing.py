@@ -4,13 +4,15 @@ Split along an indexed dimension, every device looks up what lies in its own pie
 sum with zeros for the rest, a scatter drops what belongs to others.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .base import Builder, Dims, Factors, Linear, Local, OpLike, any_partial, register, size, sums
+from ..signature import ReduceOp
+from .base import Builder, Dims, Factors, Linear, Local, OpLike, any_partial, is_a, register, size, sums
 
 
 def _mode(op: OpLike) -> str:
@@ -27,7 +29,7 @@ def _fill_value(op: OpLike) -> Any:
     given, dtype = op.params.get("fill_value"), op.outs[0].dtype
     if given is not None:
         return given
-    if np.issubdtype(dtype, np.inexact) or jnp.issubdtype(dtype, jnp.inexact):
+    if is_a(dtype, np.inexact):
         return np.nan
     if dtype == np.bool_:
         return True
@@ -44,41 +46,47 @@ def _gather_local(op: OpLike, local: Local, operand: Any, indices: Any) -> Any:
     )
     params = dict(p, slice_sizes=sizes)
     code = local.in_codes[0]
-    shifted = [
-        (k, d) for k, d in enumerate(numbers.start_index_map) if local.is_split(code, d) and p["slice_sizes"][d] == 1
-    ]
+    shifted = [d for d in numbers.start_index_map if local.is_split(code, d) and p["slice_sizes"][d] == 1]
     if not shifted:
         return op.primitive.bind(operand, indices, **params)
-    index, here, valid = _shift(op, local, 0, indices, shifted)
+    index, here, valid = _shift(op, local, indices, numbers.start_index_map, p["slice_sizes"], shifted)
     params.update(mode=lax.GatherScatterMode.CLIP, fill_value=None)
     out = op.primitive.bind(operand, index, **params)
     keep = _spread(here, out.shape, numbers.offset_dims)
     out = jnp.where(keep, out, jnp.zeros((), out.dtype))
     if _mode(op) == "fill":
         bad = _spread(~valid, out.shape, numbers.offset_dims)
-        for _, d in shifted:  # one device of each group speaks for the index that is nobody's
+        for d in shifted:  # one device of each group speaks for the index that is nobody's
             bad = bad & local.is_first(code, d)
         out = jnp.where(bad, jnp.asarray(_fill_value(op), out.dtype), out)
     return out
 
 
 def _shift(
-    op: OpLike, local: Local, operand: int, indices: Any, shifted: list[tuple[int, int]]
+    op: OpLike, local: Local, indices: Any, index_dims: tuple[int, ...], windows: Sequence[int], shifted: Sequence[int]
 ) -> tuple[Any, Any, Any]:
-    """Indices relative to this device's piece; which of them lie in it; which lie in the whole at all."""
+    """Indices relative to this device's piece of operand 0; which lie in it; which lie in the whole at all.
+
+    ``index_dims`` are the dims that the columns of ``indices`` index, ``shifted`` those of them that are split;
+    ``windows`` is the length taken along each dim, which must lie within bounds too. Clipping is done here.
+    """
     here = valid = jnp.ones(indices.shape[:-1], bool)
+    if jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
+        indices = jnp.minimum(indices, jnp.asarray(min(2**31 - 1, jnp.iinfo(indices.dtype).max), indices.dtype))
     signed = indices.astype(jnp.int32) if indices.dtype.itemsize < 4 or indices.dtype == jnp.uint32 else indices
-    parts = [signed[..., k] for k in range(indices.shape[-1])]
-    for k, d in shifted:
-        total = op.ins[operand].shape[d]
-        position = parts[k]
+    parts = []
+    for k, d in enumerate(index_dims):
+        total, position = op.ins[0].shape[d], signed[..., k]
+        last = total - windows[d]
         if _mode(op) == "clip":
-            position = jnp.clip(position, 0, total - 1)
-        valid &= (position >= 0) & (position < total)
-        start, mine = local.span(local.in_codes[operand], total, d)
-        position = position - jnp.asarray(start, position.dtype)
-        here &= (position >= 0) & (position < mine)
-        parts[k] = position
+            position = jnp.clip(position, 0, last)
+        elif _mode(op) == "fill":
+            valid &= (position >= 0) & (position <= last)
+        if d in shifted:
+            start, mine = local.span(local.in_codes[0], total, d)
+            position = position - jnp.asarray(start, position.dtype)
+            here &= (position >= 0) & (position < mine)
+        parts.append(position)
     return jnp.stack(parts, axis=-1), here & valid, valid
 
 
@@ -98,7 +106,7 @@ def gather(op: OpLike) -> Factors:
     index_dims = [*b.dims(indices.shape[:-1]), b.factor(indices.shape[-1], blocked=True)]
     dims: list[tuple[int, ...]] = []
     window: list[tuple[int, ...]] = []
-    masked = np.issubdtype(operand.dtype, np.number) or jnp.issubdtype(operand.dtype, jnp.inexact)
+    masked = is_a(operand.dtype, np.number)
     for d, n in enumerate(operand.shape):
         if d in numbers.operand_batching_dims:
             at = numbers.start_indices_batching_dims[numbers.operand_batching_dims.index(d)]
@@ -117,30 +125,31 @@ def gather(op: OpLike) -> Factors:
             window.append(f if whole else b.factor(p["slice_sizes"][d], blocked=True))
     batch, windows = iter(index_dims[:-1]), iter(window)
     out = tuple(next(windows) if d in numbers.offset_dims else next(batch) for d in range(len(out_shape)))
-    linear = any_partial(0) if _mode(op) != "fill" or jnp.issubdtype(operand.dtype, jnp.inexact) else []
+    filled = 0 if _mode(op) != "fill" else _fill_value(op)
+    adds = filled == 0 or filled != filled
+    linear = [*([sums(0)] if adds else []), *any_partial(0)[1:]]
     return b.build([tuple(dims), tuple(index_dims)], [out], linear, flops=float(size(out_shape)))
 
 
 def _scatter_local(op: OpLike, local: Local, operand: Any, indices: Any, updates: Any) -> Any:
     numbers, code = op.params["dimension_numbers"], local.in_codes[0]
-    shifted = [
-        (k, d)
-        for k, d in enumerate(numbers.scatter_dims_to_operand_dims)
-        if local.is_split(code, d) and d in numbers.inserted_window_dims
-    ]
+    index_dims = numbers.scatter_dims_to_operand_dims
+    shifted = [d for d in index_dims if local.is_split(code, d) and d in numbers.inserted_window_dims]
     if not shifted:
         return op.primitive.bind(operand, indices, updates, **op.params)
-    index, here, _ = _shift(op, local, 0, indices, shifted)
+    taken = iter(updates.shape[d] for d in numbers.update_window_dims)
+    alone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    windows = [1 if d in alone else next(taken) for d in range(len(operand.shape))]
+    windows = [op.ins[0].shape[d] if n == operand.shape[d] and d not in alone else n for d, n in enumerate(windows)]
+    index, here, _ = _shift(op, local, indices, index_dims, windows, shifted)
     # what belongs to another device points past the end, where FILL_OR_DROP drops it
     past = jnp.asarray(max(operand.shape), index.dtype)
-    columns = [k for k, _ in shifted]
-    foreign = ~here[..., None] & jnp.isin(jnp.arange(index.shape[-1]), jnp.asarray(columns))
-    index = jnp.where(foreign, past, index)
+    index = jnp.where(here[..., None], index, past)
     params = dict(op.params, mode=lax.GatherScatterMode.FILL_OR_DROP, unique_indices=False, indices_are_sorted=False)
     return op.primitive.bind(operand, index, updates, **params)
 
 
-def _scatter(op: OpLike, accumulates: bool, linear: list[Linear]) -> Factors:
+def _scatter(op: OpLike, kind: ReduceOp | None, linear: list[Linear]) -> Factors:
     numbers = op.params["dimension_numbers"]
     operand, indices, updates = op.ins
     b = Builder()
@@ -148,7 +157,7 @@ def _scatter(op: OpLike, accumulates: bool, linear: list[Linear]) -> Factors:
     paired = numbers.scatter_indices_batching_dims
     index_dims = [
         b.factor(indices.shape[d]) if d in paired
-        else b.factor(indices.shape[d], reduced="sum" if accumulates else None, blocked=not accumulates)
+        else b.factor(indices.shape[d], reduced=kind, blocked=kind is None)
         for d in batch
     ] + [b.factor(indices.shape[-1], blocked=True)]  # fmt: skip
     window_of = iter(numbers.update_window_dims)
@@ -169,29 +178,35 @@ def _scatter(op: OpLike, accumulates: bool, linear: list[Linear]) -> Factors:
     for at, f in zip(scatter_dims, index_dims[:-1], strict=True):
         update_dims[at] = f
     out = tuple(dims)
-    addends = (0,) if accumulates else ()
+    addends = (0,) if kind is not None else ()
     return b.build(
         [out, tuple(index_dims), tuple(update_dims)], [out], linear, addends, flops=float(size(updates.shape))
     )
 
 
-@register("scatter_add", "scatter-add", local=_scatter_local)
+@register("scatter_add", "scatter-add", "scatter-sub", local=_scatter_local)
 def scatter_add(op: OpLike) -> Factors:
     """Split updates leave a sum; an indexed dim of the operand may be split, each device keeps its own rows."""
-    return _scatter(op, True, [sums(0, 2)])
+    return _scatter(op, "sum", [sums(0, 2)])
 
 
 @register("scatter", local=_scatter_local)
 def scatter(op: OpLike) -> Factors:
     """Writing needs all updates in their order; operand and updates are partial together."""
-    return _scatter(op, False, any_partial(0, 2))
+    return _scatter(op, None, any_partial(0, 2))
 
 
-@register("scatter_mul", "scatter_min", "scatter_max", "scatter-mul", "scatter-min", "scatter-max",
-          local=_scatter_local)  # fmt: skip
-def scatter_other(op: OpLike) -> Factors:
+@register("scatter_min", "scatter_max", "scatter-min", "scatter-max", local=_scatter_local)
+def scatter_extreme(op: OpLike) -> Factors:
+    """Split updates leave an extreme of the same kind, and the same kind passes."""
+    kind: ReduceOp = "max" if op.name.endswith("max") else "min"
+    return _scatter(op, kind, [Linear(frozenset({0, 2}), kind, kind)])
+
+
+@register("scatter_mul", "scatter-mul", local=_scatter_local)
+def scatter_mul(op: OpLike) -> Factors:
     """Split on windows, batching dims and indexed dims."""
-    return _scatter(op, False, [])
+    return _scatter(op, None, [])
 
 
 def _dynamic_slice_local(op: OpLike, local: Local, operand: Any, *starts: Any) -> Any:

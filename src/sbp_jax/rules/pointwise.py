@@ -1,19 +1,23 @@
 """Element by element ops. Operands have the result's shape, or size 1 where they are repeated, or rank 0."""
 
+from typing import Any
+
+import jax.numpy as jnp
 import numpy as np
 
-from .base import Builder, Dims, Factors, Linear, OpLike, any_partial, register, size, sums
+from .base import Builder, Dims, Factors, Linear, OpLike, any_partial, is_a, register, size, sums
 
-# Non-decreasing on their whole domain: f(max(a, b)) = max(f(a), f(b)).
+# Non-decreasing on all real numbers and infinities, never making a nan of a number: f(max(a, b)) = max(f(a), f(b)).
+# Not log or sqrt: a term below zero that loses the maximum would be nan and win it.
 _INCREASING = ("exp", "exp2", "expm1", "tanh", "logistic", "sinh", "asinh", "atan", "erf", "cbrt", "floor", "ceil",
                "round", "sign")  # fmt: skip
 _OTHER = (
-    "abs", "acos", "acosh", "and", "asin", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "bitcast_convert_type",
-    "clz", "complex", "cos", "cosh", "digamma", "eq", "eq_to", "erf_inv", "erfc", "ge", "gt", "igamma",
-    "igamma_grad_a", "igammac", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "lt", "lt_to",
+    "abs", "acos", "acosh", "and", "asin", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "clz", "cos", "cosh",
+    "digamma", "eq", "eq_to", "erf_inv", "erfc", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "lt", "lt_to",
     "ne", "nextafter", "not", "or", "polygamma", "population_count", "pow", "random_gamma_grad",
     "regularized_incomplete_beta", "rem", "rsqrt", "shift_left", "shift_right_arithmetic", "shift_right_logical",
     "sin", "sqrt", "square", "tan", "threefry2x32", "xor", "zeta", "reduce_precision", "clamp",
+    "mulhi", "reciprocal", "with_memory_space_constraint",
 )  # fmt: skip
 
 
@@ -38,6 +42,19 @@ def opaque_values(op: OpLike) -> Factors:
     return pointwise(op)
 
 
+@register("bitcast_convert_type")
+def bitcast(op: OpLike) -> Factors:
+    """Pointwise between types of one width; the last dim of the narrower side is the bits of one element, whole."""
+    (x,), (y,) = op.ins, op.outs
+    if len(x.shape) == len(y.shape):
+        return pointwise(op)
+    b = Builder()
+    long, short = (x, y) if len(x.shape) > len(y.shape) else (y, x)
+    dims = b.dims(short.shape)
+    wide = (*dims, b.factor(long.shape[-1], blocked=True))
+    return b.build([wide if x is long else dims], [wide if y is long else dims], flops=float(size(x.shape)))
+
+
 @register("add", "add_any")
 def add(op: OpLike) -> Factors:
     """P + P -> P. Not B + P: every term would receive it."""
@@ -59,7 +76,7 @@ def mul(op: OpLike) -> Factors:
 @register("div")
 def div(op: OpLike) -> Factors:
     """P / B -> P. Integer division rounds each term, so only inexact types pass."""
-    return pointwise(op, [sums(0)] if np.issubdtype(op.outs[0].dtype, np.inexact) else [])
+    return pointwise(op, [sums(0)] if is_a(op.outs[0].dtype, np.inexact) else [])
 
 
 @register("max")
@@ -76,8 +93,15 @@ def minimum(op: OpLike) -> Factors:
 
 @register("neg")
 def neg(op: OpLike) -> Factors:
-    """-(a + b) = -a + -b; -max(a, b) = min(-a, -b)."""
-    return pointwise(op, [sums(0), Linear(frozenset({0}), "max", "min"), Linear(frozenset({0}), "min", "max")])
+    """-(a + b) = -a + -b; -max(a, b) = min(-a, -b), but not for integers: minus the least one wraps to itself."""
+    swaps = [Linear(frozenset({0}), "max", "min"), Linear(frozenset({0}), "min", "max")]
+    return pointwise(op, [sums(0), *(swaps if is_a(op.ins[0].dtype, np.floating) else [])])
+
+
+@register("complex")
+def complex_(op: OpLike) -> Factors:
+    """complex(P, P) -> P: linear over the reals."""
+    return pointwise(op, [sums(0, 1)])
 
 
 @register("real", "imag", "conj")
@@ -100,17 +124,43 @@ def select(op: OpLike) -> Factors:
 
 @register("convert_element_type")
 def convert(op: OpLike) -> Factors:
-    """Widening conversions are additive; narrowing a float rounds each term, so it is not."""
-    return pointwise(op, any_partial(0) if _widens(op.ins[0].dtype, op.outs[0].dtype) else [])
+    """What the two types allow: see ``_conversion``."""
+    return pointwise(op, _conversion(op.ins[0].dtype, op.outs[0].dtype))
 
 
-def _widens(source: np.dtype, target: np.dtype) -> bool:
-    try:
-        return source != np.bool_ and np.promote_types(source, target) == target
-    except TypeError:  # extended dtypes and low-precision floats: ask JAX's lattice
-        import jax.numpy as jnp
+def _conversion(source: Any, target: Any) -> list[Linear]:
+    """Sums pass to wider floats, and to integers modulo a power of two; extremes pass where order is kept.
 
-        try:
-            return bool(jnp.promote_types(source, target) == target)
-        except (TypeError, ValueError):
-            return False
+    A narrower float rounds every term instead of the sum. An integer's sum may wrap where a float's does not.
+    """
+    found: list[Linear] = []
+    integers = is_a(source, np.integer) and is_a(target, np.integer)
+    if integers or (is_a(source, np.inexact) and is_a(target, np.inexact)):
+        complex_to_real = is_a(source, np.complexfloating) and not is_a(target, np.complexfloating)
+        found.append(Linear(frozenset({0}), narrows=not (integers or complex_to_real or _holds(source, target))))
+    if _keeps_order(source, target):
+        found += any_partial(0)[1:]
+    return found
+
+
+def _holds(source: Any, target: Any) -> bool:
+    """Whether every number of one inexact type is one of the other."""
+    a, b = jnp.finfo(source), jnp.finfo(target)
+    return bool(a.nmant <= b.nmant and a.maxexp <= b.maxexp and a.minexp - a.nmant >= b.minexp - b.nmant)
+
+
+def _keeps_order(source: Any, target: Any) -> bool:
+    """Non-decreasing, and no number becomes nan or wraps. Rounding keeps order; 8-bit floats overflow to nan."""
+    if is_a(target, np.complexfloating) or not (source == np.bool_ or is_a(source, np.number)):
+        return False
+    if is_a(target, np.floating):
+        saturates = jnp.finfo(target).bits >= 16
+        return not is_a(source, np.complexfloating) and (
+            saturates or (is_a(source, np.floating) and bool(_holds(source, target)))
+        )
+    if source == np.bool_:
+        return is_a(target, np.integer)
+    if is_a(source, np.integer) and is_a(target, np.integer):
+        a, b = jnp.iinfo(source), jnp.iinfo(target)
+        return bool(b.min <= a.min and a.max <= b.max)
+    return False

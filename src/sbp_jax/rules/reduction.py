@@ -75,7 +75,7 @@ def _along(op: OpLike, axis: int, linear: list[Linear] | tuple[()] = ()) -> Fact
 
 
 _WINDOW = {"reduce_window_sum": [sums(0)], "reduce_window_max": any_partial(0)[1:2],
-           "reduce_window_min": any_partial(0)[2:]}  # fmt: skip
+           "reduce_window_min": any_partial(0)[2:], "select_and_gather_add": [sums(0)]}  # fmt: skip
 
 
 def _window_dims(op: OpLike, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -103,6 +103,17 @@ def reduce_window(op: OpLike) -> Factors:
     ins = [dims if x.shape else () for x in op.ins]
     flops = float(size(op.outs[0].shape)) * size(op.params["window_dimensions"])
     return b.build(ins, [out] * len(op.outs), _WINDOW.get(op.name, []), flops=flops)
+
+
+@register("select_and_scatter")
+def select_and_scatter(op: OpLike) -> Factors:
+    """Operands (operand, source, initial value): any selection, any combination; only untouched dims are split."""
+    operand, source = op.ins[:2]
+    mixed = _window_dims(op, operand.shape)
+    b = Builder()
+    dims = b.dims(operand.shape, blocked=mixed)
+    src = tuple(b.factor(source.shape[d], blocked=True) if d in mixed else f for d, f in enumerate(dims))
+    return b.build([dims, src, ()], [dims], flops=float(size(operand.shape)))
 
 
 @register("select_and_scatter_add")

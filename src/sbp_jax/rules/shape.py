@@ -3,8 +3,11 @@
 All are linear, and every kind of partial passes through them.
 """
 
+from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .base import Builder, Dims, Factors, Linear, Local, OpLike, any_partial, register, size, sums
@@ -148,14 +151,15 @@ def split(op: OpLike) -> Factors:
 
 @register("pad")
 def pad(op: OpLike) -> Factors:
-    """Split on the dims that are not padded. The padding value is whole; a sum passes only where it is zero."""
+    """Split on the dims that are not padded. The padding value is whole; it wins or loses each
+    term's maximum as it would the whole's, but it is added only where it is zero."""
     config = op.params["padding_config"]
     cut = [d for d, item in enumerate(config) if tuple(item) != (0, 0, 0)]
     factors = _cut(op, cut)
     value = op.ins[1].literal
-    zero = value is not None and not value.any() if hasattr(value, "any") else value == 0
-    linear = (sums(0),) if zero or not cut else ()
-    return Factors(factors.ins, factors.outs, factors.sizes, factors.blocked, factors.reduced, linear, factors.addends)
+    zero = value is not None and not np.any(np.asarray(value, dtype=complex))
+    linear = (*([sums(0)] if zero or not cut else []), *any_partial(0)[1:])
+    return replace(factors, linear=linear)
 
 
 @register("concatenate")
@@ -211,13 +215,14 @@ def rev(op: OpLike) -> Factors:
 
 
 def _iota_local(op: OpLike, local: Local, *_: Any) -> Any:
+    """Counted in integers: bfloat16(start) + bfloat16(k) would round twice."""
     p = op.params
     shape, dim = local.out_shapes[0], p["dimension"]
-    piece = lax.broadcasted_iota(p["dtype"], shape, dim)
     code = local.out_codes[0]
     if not local.is_split(code, dim):
-        return piece
-    return piece + lax.convert_element_type(local.start(code, op.outs[0].shape[dim], dim), p["dtype"])
+        return lax.broadcasted_iota(p["dtype"], shape, dim)
+    start = jnp.asarray(local.start(code, op.outs[0].shape[dim], dim), jnp.int32)
+    return lax.convert_element_type(lax.broadcasted_iota(jnp.int32, shape, dim) + start, p["dtype"])
 
 
 @register("iota", local=_iota_local)
@@ -233,6 +238,8 @@ def _constant_local(op: OpLike, local: Local) -> Any:
     if all(c < 0 for c in code):
         return value
     starts = [local.start(code, n, d) for d, n in enumerate(op.outs[0].shape)]
+    # Uneven pieces are stored longer than they are, by at most one element for each axis that cuts them.
+    value = np.pad(value, [(0, len(code)) if n % m else (0, 0) for n, m in zip(value.shape, shape, strict=True)])
     return lax.dynamic_slice(value, starts, shape)
 
 

@@ -113,7 +113,7 @@ def _widen(
                     ins[operand][-1] = code
             whole, shortest[pick] = left[pick], shortest[pick] // n
             left[pick] = -(-whole // n)
-            share *= left[pick] / whole
+            share *= left[pick] / whole if whole else 1.0
         else:
             for operand, codes in enumerate(ins):
                 codes.append(PARTIAL[pick.takes] if operand in pick.operands else B)  # pyright: ignore

@@ -8,18 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
-from . import control, expand
+from . import calls, control, expand
 from .graph import Atom, Graph, Lit, Op, Program, Structured, Value
 from .source import is_users_function
 
 # What computes nothing at the level of logical values.
 _ALIASES = {"copy", "copy_p", "stop_gradient", "name", "pvary", "layout_constraint", "sharding_constraint"}
-# Calls whose body simply takes the call's place: primitive -> where the body is.
-_CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_lin": "jaxpr",
-}  # fmt: skip
 
 
 class Tracer:
@@ -81,26 +75,27 @@ class Tracer:
         name, params = eqn.primitive.name, eqn.params
         if name in _ALIASES or _is_noop(name, params, ins, eqn):
             return ins[: len(eqn.outvars)]
-        if name in _CALLS:
-            body = params[_CALLS[name]] if _CALLS[name] in params else params["jaxpr"]
+        if name in calls.BODIES:
+            where = calls.BODIES[name]
+            body = params[where] if where in params else params["jaxpr"]
             inner = getattr(body, "jaxpr", body)
             if is_users_function(inner):
                 return self.inline(inner, getattr(body, "consts", ()), ins)
-            return self._for(eqn, inner, getattr(body, "consts", ()), ins)
+            return self.expand(eqn, inner, getattr(body, "consts", ()), ins)
         if name in ("remat2", "remat", "checkpoint"):
             return self._remat(eqn, ins)
         if name == "optimization_barrier":
             return control.barrier(self, ins, eqn.source_info)
-        handler: Callable[..., Sequence[Atom]] | None = control.HANDLERS.get(name)
+        handler: Callable[..., Sequence[Atom]] | None = (control.HANDLERS | calls.HANDLERS).get(name)
         if handler is not None:
             return handler(self, eqn, ins)
         expansion = expand.EXPANSIONS.get(name)
         expanded = expansion(eqn, ins) if expansion is not None else None
         if expanded is not None:
-            return self._for(eqn, expanded.jaxpr, expanded.consts, ins)
+            return self.expand(eqn, expanded.jaxpr, expanded.consts, ins)
         return self.emit(name, ins, [v.aval for v in eqn.outvars], params, eqn.primitive, eqn.source_info)
 
-    def _for(self, eqn: Any, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Atom]) -> list[Atom]:
+    def expand(self, eqn: Any, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Atom]) -> list[Atom]:
         """Write out library code in the place of one equation: the line to name is the equation's."""
         outer, self._cause = self._cause, self._cause or eqn.source_info
         results = self.inline(jaxpr, consts, ins)
@@ -175,8 +170,19 @@ def _hashable(params: Any) -> bool:
         return False
 
 
-def build(closed: Any, names: Sequence[str] = ()) -> Program:
-    """The program of a closed jaxpr. ``names`` are labels for its arguments (tree paths)."""
+def handled() -> set[str]:
+    """The primitives that never become ops of the graph: calls, control flow, and what computes nothing."""
+    other = {"remat2", "remat", "checkpoint", "optimization_barrier", "device_put", "reshard"}
+    return _ALIASES | other | calls.BODIES.keys() | calls.HANDLERS.keys() | control.HANDLERS.keys()
+
+
+def build(
+    closed: Any, names: Sequence[str] = (), boundary: tuple[str, str] = ("sbp.input", "sbp.output")
+) -> Program:
+    """The program of a closed jaxpr.
+
+    ``names`` are labels for its arguments (tree paths), ``boundary`` the nodes that stand for arguments and results.
+    """
     shared = Shared()
     top = Tracer(shared)
     shared.top = top
@@ -186,6 +192,7 @@ def build(closed: Any, names: Sequence[str] = ()) -> Program:
     inputs = [*arguments, *shared.constant_values]
     graph = top.finish(inputs, results)
     expand.remove_dead(graph)
-    input_ops = [Op("sbp.input", (), (v,), label=v.name) for v in inputs]
-    output_ops = [Op("sbp.output", (x,), ()) for x in results]
+    input_ops = [Op(boundary[0], (), (v,), label=v.name) for v in arguments]
+    input_ops += [Op("sbp.input", (), (v,), label=v.name) for v in shared.constant_values]
+    output_ops = [Op(boundary[1], (x,), ()) for x in results]
     return Program(graph, input_ops, output_ops, shared.constants)

@@ -1,0 +1,195 @@
+"""A global tensor without its operators: what it holds, its logical value, its components, its redistribution."""
+
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from ..errors import PlacementError, SbpError, SignatureError
+from ..placement import Placement
+from ..signature import Signature, SignatureLike, Split, broadcast, signature_for
+from . import storage as stores
+from .redistribute import box, check_placement, move
+from .spec import Spec
+
+
+class Stored:
+    """A value spread over the devices of a placement. See ``GlobalTensor``, the only kind there is."""
+
+    __slots__ = ("_array", "spec", "storage")
+    # numpy arrays leave operators to us
+    __array_ufunc__ = None
+
+    def __init__(self, spec: Spec, storage: Any) -> None:
+        self.spec, self.storage = spec, storage
+        self._array: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+        return self.spec.dtype
+
+    @property
+    def placement(self) -> Placement:
+        """The devices."""
+        return self.spec.placement
+
+    @property
+    def sbp(self) -> Signature:
+        """The signature."""
+        return self.spec.sbp
+
+    @property
+    def is_global(self) -> bool:
+        """True: a component alone is a ``jax.Array``."""
+        return True
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.spec.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.spec.shape, dtype=np.int64))
+
+    @property
+    def array(self) -> jax.Array:
+        """The logical value as a ``jax.Array`` on the same devices; what is partial or uneven becomes whole, once."""
+        if self.spec.is_plain:
+            return self.storage
+        if isinstance(self.storage, jax.core.Tracer):  # belongs to one trace: not kept
+            return box(self.spec, self.storage, self._plain())[1]
+        if self._array is None:
+            self._array = box(self.spec, self.storage, self._plain())[1]
+        return self._array
+
+    def _plain(self) -> Signature:
+        sizes = self.placement.shape
+
+        def keeps(c: object) -> bool:
+            return isinstance(c, Split) and self.shape[c.dim] % int(
+                np.prod([sizes[a] for a in self.sbp.split_axes(c.dim)])
+            ) == 0  # fmt: skip
+
+        return Signature(tuple(c if keeps(c) else broadcast for c in self.sbp))
+
+    def numpy(self) -> np.ndarray:
+        """The logical value on the host. In a program of several processes, every one must call it."""
+        x = self.array
+        if not x.is_fully_addressable:  # whole on every device: each process reads its own copy
+            whole = Signature((broadcast,) * self.placement.ndim)
+            x = box(self.spec, self.storage, whole)[1].addressable_shards[0].data
+        return np.asarray(x)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def item(self) -> Any:
+        """The one element of a tensor of size 1, as a Python number: the logical value, reduced if it is partial."""
+        if self.size != 1:
+            raise SbpError(f"item() is for tensors with one element, this one has shape {self.shape}")
+        return self.numpy().item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        return self.item().__index__()
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise SbpError(
+                f"the truth value of a tensor of shape {self.shape} is ambiguous; use (x > 0).all() or .any()"
+            )
+        return bool(self.item())
+
+    def tolist(self) -> Any:
+        """The logical value as nested lists."""
+        return self.numpy().tolist()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a tensor without dimensions")
+        return self.shape[0]
+
+    def to_global(
+        self, placement: Placement | None = None, sbp: SignatureLike | None = None,
+        grad_sbp: SignatureLike | None = None,
+    ) -> Self:  # fmt: skip
+        """The same value on another placement, in another signature, or both, by the cheapest route.
+
+        Args:
+            placement: where to; None: stay.
+            sbp: the signature there, one component for each axis; None: the present one.
+            grad_sbp: the signature of the gradient where this runs inside a planned function (OneFlow's argument); on
+                an eager tensor it is checked only, for a gradient's value does not depend on it.
+
+        Raises:
+            SignatureError: a signature of the wrong length, a dim out of range or shorter than its axes.
+            PlacementError: devices that do not exist.
+        """
+        target = self.placement if placement is None else placement
+        check_placement(target)
+        if sbp is None and target.ndim != self.placement.ndim:
+            raise SignatureError(
+                f"({self.sbp}) is for the {self.placement.ndim} axis/axes of {self.placement}; {target} has "
+                f"{target.ndim}: give sbp= as well, one component for each"
+            )
+        if grad_sbp is not None:
+            signature_for(grad_sbp, self.ndim, target.shape)
+        spec = self.spec.with_(target, Signature.of(self.sbp if sbp is None else sbp))
+        if spec.placement == self.placement:
+            return type(self)(*box(self.spec, self.storage, spec.sbp))
+        return type(self)(*move(self.spec, self.storage, spec))
+
+    def to_local(self, rank: int | None = None) -> Any:
+        """This process's components, exact, as a tuple in the placement's order; or the one of ``rank``.
+
+        Raises ``PlacementError`` for a rank that is not in the placement, or that another process holds.
+        """
+        self._refuse_tracer("to_local")
+        held = stores.components(self.spec, self.storage)
+        if rank is None:
+            return tuple(held.values())
+        if rank not in held:
+            everyone = list(self.placement.flat_ranks)
+            where = "is held by another process" if rank in everyone else f"is not in {self.placement}"
+            raise PlacementError(f"rank {rank} {where}; the placement's ranks are {everyone}, here: {list(held)}")
+        return held[rank]
+
+    def _refuse_tracer(self, what: str) -> None:
+        if isinstance(self.storage, jax.core.Tracer):
+            raise SbpError(
+                f"{what} needs the values, and inside a traced function (jit, grad, vmap) there are none yet"
+            )
+
+    def __repr__(self) -> str:
+        head = f"shape={self.shape}, dtype={np.dtype(self.dtype).name}, placement={self.placement}, sbp=({self.sbp})"
+        shown = ""
+        if isinstance(self.storage, jax.core.Tracer):
+            head += ", traced"
+        elif self.storage.is_deleted():
+            head += ", donated or deleted"
+        elif self.storage.is_fully_addressable:
+            text = np.array2string(self.numpy(), prefix="GlobalTensor(", separator=", ", threshold=100)
+            shown = f"{text}, " if "\n" not in text else f"{text},\n             "
+        return f"GlobalTensor({shown}{head})"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return type(self)(self.spec, self.storage)

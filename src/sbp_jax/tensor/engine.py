@@ -1,0 +1,199 @@
+"""Eager ops: a function on global tensors is a small program, planned and lowered like any other, once.
+
+The operands' signatures are given, the results' are free: the plan is the one that moves the fewest bytes, and
+among those the one that changes the fewest signatures. A call with the same function, shapes and signatures runs
+the compiled step again.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import boxing
+from .. import cluster as clusters
+from ..errors import PlacementError, SbpError
+from ..lower import local_function
+from ..pieces import is_even
+from ..placement import Placement
+from ..planner import Request, make_plan
+from ..signature import Partial, Signature, broadcast
+from ..trace import build
+from .spec import Spec, make_spec
+
+
+_LEAF = jax.tree.structure(0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A compiled eager op: storages in, storages out; what the results are; the plan it runs by."""
+
+    jitted: Callable[..., Any]
+    specs: tuple[Spec, ...]
+    tree: Any
+    plan: Any = None
+    constants: tuple[Any, ...] = ()
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the function gives one tensor, not a tree of them."""
+        return self.tree == _LEAF
+
+
+def step_for(
+    fn: Callable[..., Any], ins: Sequence[Spec | jax.ShapeDtypeStruct], where: Placement,
+    results: Signature | Spec | None = None, name: str = "",
+) -> Step:  # fmt: skip
+    """Plan and lower ``fn`` of logical values.
+
+    Args:
+        fn: a JAX function of one positional argument for each of ``ins``.
+        ins: global tensors' specs; plain arrays and numbers, which are whole, as shapes.
+        where: the placement of everything.
+        results: a signature that every result must have, or one result's spec; None: the cheapest.
+    """
+    avals = [x.aval if isinstance(x, Spec) else x for x in ins]
+    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
+    program = build(closed, boundary=("sbp.given", "sbp.result"))
+    whole = Signature((broadcast,) * where.ndim)
+    pins: dict[int, tuple[Signature, str]] = {}
+    for k, (op, x) in enumerate(zip(program.input_ops, ins, strict=False)):
+        signature = _plain(x.sbp, where) if isinstance(x, Spec) else whole
+        op.params = {"kinds": _kinds(signature)}
+        pins[op.index] = (signature, f"operand {k}")
+    wanted: list[Signature] = []
+    for k, (op, aval) in enumerate(zip(program.output_ops, jax.tree.leaves(out_shape), strict=True)):
+        if results is not None:
+            signature = results.sbp if isinstance(results, Spec) else results
+            wanted.append(make_spec(tuple(aval.shape), aval.dtype, where, signature).sbp)
+            op.params = {"kinds": _kinds(wanted[k])}
+            pins[op.index] = (_plain(wanted[k], where), f"result {k}")
+    even = all(is_even(x.shape, x.sbp, where.shape) for x in ins if isinstance(x, Spec))
+    even &= all(is_even(a.shape, s, where.shape) for a, s in zip(jax.tree.leaves(out_shape), wanted, strict=False))
+    request = Request(
+        where, clusters.resolve(where.cluster, where.type, where.is_abstract), pins, computation_ratio=0.0,
+        share_layers=False, uneven=not even,
+    )  # fmt: skip
+    plan = make_plan(program, request, name or getattr(fn, "__name__", "function"))
+    signatures = wanted or [leaf.signature for leaf in plan.outputs]
+    specs = tuple(
+        make_spec(tuple(a.shape), a.dtype, where, s)
+        for a, s in zip(jax.tree.leaves(out_shape), signatures, strict=True)
+    )
+    n = len(ins)
+    held = [Spec(leaf.shape, op.outs[0].dtype, where, leaf.signature)
+            for op, leaf in zip(program.input_ops[n:], plan.inputs[n:], strict=True)]  # fmt: skip
+    constants = tuple(jax.device_put(c, s.sharding) for c, s in zip(program.constants, held, strict=True))
+    taken = [*(x if isinstance(x, Spec) else Spec(x.shape, x.dtype, where, whole) for x in ins), *held]
+    jitted = _on_storages(local_function(program, plan), taken, specs, plan.function)
+    return Step(jitted, specs, jax.tree.structure(out_shape), plan, constants)
+
+
+def boxing_step(src: Spec, dst: Signature) -> Step:
+    """The redistribution of one tensor on its placement."""
+    where = src.placement
+    spec = src.with_(sbp=dst)
+    route = boxing.route(src.sbp, spec.sbp, where, src.shape, src.dtype)
+
+    def box(x: Any) -> list[Any]:
+        return [boxing.apply(route, x, where.axis_names)]
+
+    return Step(_on_storages(box, [src], [spec], "to_global"), (spec,), _LEAF, route)
+
+
+def _on_storages(
+    local: Callable[..., Sequence[Any]], ins: Sequence[Spec], outs: Sequence[Spec], name: str
+) -> Callable[..., Any]:
+    """A function of local components as a jitted function of storages."""
+
+    def body(*storages: Any) -> list[Any]:
+        pieces = [x.reshape(x.shape[len(s.stacked) :]) if s.stacked else x for x, s in zip(storages, ins, strict=True)]
+        results = local(*pieces)
+        return [y.reshape((1,) * len(s.stacked) + y.shape) if s.stacked else y
+                for y, s in zip(results, outs, strict=True)]  # fmt: skip
+
+    where = (*ins, *outs)[0].placement
+    mapped = jax.shard_map(
+        body, mesh=where.mesh, in_specs=tuple(s.partition_spec for s in ins),
+        out_specs=[s.partition_spec for s in outs], check_vma=False,
+    )  # fmt: skip
+    mapped.__name__ = mapped.__qualname__ = name
+    return jax.jit(mapped, out_shardings=[s.sharding for s in outs])
+
+
+def _plain(signature: Signature, where: Placement) -> Signature:
+    """B on axes of one device, as plans say it."""
+    return Signature(tuple(broadcast if n == 1 else c for n, c in zip(where.shape, signature, strict=True)))
+
+
+def _kinds(signature: Signature) -> tuple[str, ...]:
+    return tuple({c.op for c in signature if isinstance(c, Partial)})
+
+
+class Cache:
+    """Steps by function and by what they were made for. Functions are held weakly where they can be."""
+
+    def __init__(self) -> None:
+        self._by_function: weakref.WeakKeyDictionary[Any, dict[Hashable, Step]] = weakref.WeakKeyDictionary()
+        self._named: dict[Hashable, dict[Hashable, Step]] = {}
+
+    def of(self, fn: Any) -> dict[Hashable, Step]:
+        """The steps of one function."""
+        try:
+            return self._by_function.setdefault(fn, {})
+        except TypeError:
+            return self._named.setdefault(fn, {})
+
+    def clear(self) -> None:
+        """Forget every compiled op."""
+        self._by_function.clear()
+        self._named.clear()
+
+
+STEPS = Cache()
+
+
+def same_placement(specs: Sequence[Spec], name: str) -> Placement:
+    """The one placement of all operands; ``PlacementError`` says how to move one where they differ."""
+    where = specs[0].placement
+    for s in specs[1:]:
+        if s.placement is not where and s.placement != where:
+            raise PlacementError(
+                f"{name}: operands are on different placements, {_told(where)} and {_told(s.placement)}; move one "
+                "first: y.to_global(placement=x.placement, sbp=x.sbp)"
+            )
+    return where
+
+
+def _told(p: Placement) -> str:
+    return f"{p} of ranks {p.ranks.tolist()}"
+
+
+def invoke(step: Step, storages: Sequence[Any], name: str) -> Any:
+    """Run a step; a donated or deleted operand is an error of its own."""
+    try:
+        return step.jitted(*storages, *step.constants)
+    except (RuntimeError, ValueError) as error:
+        if "deleted" in str(error) or "donated" in str(error):
+            raise SbpError(
+                f"{name}: an operand's buffers are gone: it was donated to a jitted function (donate_argnums) or "
+                "deleted. Use the tensor that the function returned, or do not donate it"
+            ) from error
+        raise
+
+
+@functools.lru_cache(maxsize=4096)
+def boxing_step_for(src: Spec, dst: Signature) -> Step:
+    """``boxing_step``, kept."""
+    return boxing_step(src, dst)
+
+
+def weak_aval(x: Any) -> jax.ShapeDtypeStruct:
+    """The aval of a Python number: weakly typed, so that it takes the tensor's dtype."""
+    dtype = jax.dtypes.canonicalize_dtype(np.result_type(x))
+    return jax.ShapeDtypeStruct((), dtype, weak_type=True)

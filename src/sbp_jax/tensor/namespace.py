@@ -1,0 +1,79 @@
+"""``sbp.numpy``: the names of ``jax.numpy`` on global tensors; ``sbp.apply``: any JAX function."""
+
+import difflib
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..placement import Placement
+from ..signature import Signature, SignatureLike
+from .call import call
+from .global_tensor import GlobalTensor
+
+
+def apply(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``fn(*args, **kwargs)``, a JAX function of arrays, on global tensors: planned as a whole, compiled once.
+
+    Global tensors and arrays in ``args`` and ``kwargs`` (nested in trees too) become arrays of their logical shapes
+    inside ``fn``; so do floats in ``args``. Everything else is fixed when it is compiled. Results are global tensors
+    in the signatures that move the fewest bytes. Compiled steps are kept as long as ``fn`` itself: pass the same
+    function, not a new lambda each time.
+
+    Raises ``PlacementError`` where tensors are on different placements, or there is none.
+    """
+    return call(GlobalTensor, fn, args, kwargs)
+
+
+class Namespace:
+    """The functions of a module of ``jax.numpy``, taking and giving global tensors.
+
+    Constructors take ``placement=`` and ``sbp=``; every function does, for results whose signature is to be fixed.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self.__doc__ = f"``{module.__name__}`` on global tensors."
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            found = getattr(self._module, name)
+        except AttributeError:
+            near = difflib.get_close_matches(name, dir(self._module), n=3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise AttributeError(f"{self._module.__name__} has no {name!r}{hint}") from None
+        if isinstance(found, ModuleType):
+            found = Namespace(found)
+        elif callable(found) and not isinstance(found, type) and not _is_scalar_type(found):
+            found = _on_tensors(found)
+        setattr(self, name, found)
+        return found
+
+    def __dir__(self) -> list[str]:
+        return dir(self._module)
+
+    def __repr__(self) -> str:
+        return f"<{self._module.__name__} on global tensors>"
+
+
+def _is_scalar_type(x: Any) -> bool:
+    """``jnp.float32`` and its kin are callables that make arrays, and used as dtypes."""
+    try:
+        return isinstance(np.dtype(x), np.dtype) and hasattr(x, "dtype")
+    except TypeError:
+        return False
+
+
+def _on_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def wrapped(*args: Any, placement: Placement | None = None, sbp: SignatureLike | None = None, **kwargs: Any) -> Any:
+        signature = None if sbp is None else Signature.of(sbp)
+        return call(GlobalTensor, fn, args, kwargs, placement=placement, sbp=signature)
+
+    return wrapped
+
+
+numpy = Namespace(jnp)
