@@ -272,6 +272,13 @@ def test_a_primitive_without_a_rule_is_whole_and_named() -> None:
     assert "test_api.py" in plan.unruled[0][1] and "no rule for mystery" in str(plan)
 
 
+def test_a_constant_result_obeys_its_pin() -> None:
+    f = sbp.auto_parallel(lambda x: (x, jnp.ones((8, 2))), placement=place(2), out_sbp=(None, "B"))
+    _, ones = f(np.ones((8, 4), np.float32))
+    np.testing.assert_array_equal(ones, np.ones((8, 2)))
+    assert str(f.plan(np.ones((8, 4), np.float32)).outputs[1].signature) == "B"
+
+
 def test_a_bad_call() -> None:
     with pytest.raises(sbp.PlanError, match="takes a function"):
         sbp.auto_parallel(3)  # pyright: ignore[reportArgumentType]

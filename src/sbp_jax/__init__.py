@@ -18,6 +18,7 @@ from .placement import placement as placement
 from .placement import to_partition_spec as to_partition_spec
 from .placement import to_sharding as to_sharding
 from .planned import Plan as Plan
+from .rules import register_rule as register_rule
 from .signature import Broadcast as Broadcast
 from .signature import Partial as Partial
 from .signature import Signature as Signature
@@ -37,6 +38,7 @@ from .tensor import full as full
 from .tensor import full_like as full_like
 from .tensor import linspace as linspace
 from .tensor import local_to_global as local_to_global
+from .tensor import matmul as matmul
 from .tensor import numpy as numpy
 from .tensor import ones as ones
 from .tensor import ones_like as ones_like

@@ -92,11 +92,22 @@ def parse_component(text: str) -> Component:
     return Partial(op or "sum")  # pyright: ignore[reportArgumentType]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """One component per mesh axis, the outermost first. ``str()`` and ``parse`` round-trip."""
+    """One component per mesh axis, the outermost first. ``str()`` and ``parse`` round-trip.
+
+    Equal to another signature, and to a tuple, of the same components.
+    """
 
     components: tuple[Component, ...]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Signature):
+            return self.components == other.components
+        return self.components == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.components)
 
     @staticmethod
     def parse(text: str) -> "Signature":

@@ -163,9 +163,7 @@ def _dim_order(op: Op, factors: Factors, operand: int) -> tuple[int, ...] | None
 class Folder:
     """Grows unary cells in program order, then wraps every other op in a cell of its own."""
 
-    def __init__(
-        self, program: Program, factors: list[Factors], kinds: dict[int, set[ReduceOp]], uneven: bool
-    ) -> None:
+    def __init__(self, program: Program, factors: list[Factors], kinds: dict[int, set[ReduceOp]], uneven: bool) -> None:
         self.program, self.factors, self.kinds, self.uneven = program, factors, kinds, uneven
         self.free = free_values(program, factors, kinds)
         self.groups: dict[tuple[int, bool], list[Op]] = {}

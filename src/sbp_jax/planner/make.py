@@ -27,6 +27,10 @@ from .search import Found, Search, Spell
 from .still import still
 
 
+# What the pins leave of an op's strategies.
+Allowed = Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the planner is asked: the mesh, its hardware, and what the user has fixed already.
@@ -117,7 +121,7 @@ def _fitting(search: Search, spell: Spell, request: Request) -> Found | None:
         return found
 
 
-def _narrow(program: Program, request: Request) -> Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]:
+def _narrow(program: Program, request: Request) -> Allowed:
     """Keeps the strategies that a node's pin allows."""
     codes = {index: (code_of(s), words) for index, (s, words) in request.pins.items()}
     twin = {program.input_ops[i].index: program.output_ops[o].index for i, o in program.donated}
@@ -176,13 +180,14 @@ def spell_out(
     table: dict[tuple[tuple[Code, ...], tuple[Code, ...]], int] = {}
     nodes: list[int] = []
     complete: list[Strategy | None] = []
+    allowed = _narrow(program, request)
     for op, f in zip(program.nodes, folded.factors, strict=True):
         if op.index not in folded.cell_of:
             nodes.append(-1)
             complete.append(None)
             continue
         cell = folded.cells[folded.cell_of[op.index]]
-        way = _complete(op, f, cell, chosen[cell.index], request)
+        way = _complete(op, f, cell, chosen[cell.index], request, allowed)
         complete.append(way)
         nodes.append(table.setdefault((way.ins, way.outs), len(table)))
     boxings = list(_boxings(program, folded, complete, hubs, request, model))
@@ -220,11 +225,11 @@ def spell_out(
     return plan, memory
 
 
-def _complete(op: Op, f: Factors, cell: Cell, way: Strategy, request: Request) -> Strategy:
+def _complete(op: Op, f: Factors, cell: Cell, way: Strategy, request: Request, allowed: Allowed) -> Strategy:
     """The op's own strategy: the cell's, with the operands that needed no decision filled in."""
     ins, outs = cell.codes(way, op)
     found = None
-    for s in strategies(f, request.placement.shape, (True,) * len(f.linear), request.uneven):
+    for s in allowed(op, strategies(f, request.placement.shape, (True,) * len(f.linear), request.uneven)):
         if s.outs == outs and all(a is None or a == b for a, b in zip(ins, s.ins, strict=True)):
             if found is None or s.share < found.share:
                 found = s

@@ -20,4 +20,5 @@ from .construct import zeros as zeros
 from .construct import zeros_like as zeros_like
 from .global_tensor import GlobalTensor as GlobalTensor
 from .namespace import apply as apply
+from .namespace import matmul as matmul
 from .namespace import numpy as numpy

@@ -82,6 +82,8 @@ class Stored:
 
     def numpy(self) -> np.ndarray:
         """The logical value on the host. In a program of several processes, every one must call it."""
+        if self.size == 0:
+            return np.zeros(self.shape, self.dtype)
         x = self.array
         if not x.is_fully_addressable:  # whole on every device: each process reads its own copy
             whole = Signature((broadcast,) * self.placement.ndim)

@@ -24,6 +24,7 @@ from ..planner import Request, make_plan
 from ..signature import Partial, Signature, broadcast
 from ..trace import build
 from .spec import Spec, make_spec
+from .storage import from_logical
 
 
 _LEAF = jax.tree.structure(0)
@@ -88,7 +89,7 @@ def step_for(
     n = len(ins)
     held = [Spec(leaf.shape, op.outs[0].dtype, where, leaf.signature)
             for op, leaf in zip(program.input_ops[n:], plan.inputs[n:], strict=True)]  # fmt: skip
-    constants = tuple(jax.device_put(c, s.sharding) for c, s in zip(program.constants, held, strict=True))
+    constants = tuple(from_logical(s, c) for s, c in zip(held, program.constants, strict=True))
     taken = [*(x if isinstance(x, Spec) else Spec(x.shape, x.dtype, where, whole) for x in ins), *held]
     jitted = _on_storages(local_function(program, plan), taken, specs, plan.function)
     return Step(jitted, specs, jax.tree.structure(out_shape), plan, constants)

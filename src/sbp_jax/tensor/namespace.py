@@ -77,3 +77,8 @@ def _on_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 numpy = Namespace(jnp)
+
+
+def matmul(x: Any, y: Any) -> GlobalTensor:
+    """The matrix product of two global tensors (OneFlow has it at the top)."""
+    return numpy.matmul(x, y)

@@ -139,9 +139,9 @@ def spec_for(shape: Sequence[int] | int, dtype: Any, placement: Any, sbp: Signat
 
 def np_dtype(dtype: Any) -> Any:
     """A dtype as JAX has it: 64 bits become 32 unless x64 is enabled. Raises ``SignatureError`` for strings etc."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return dtype
     try:
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            return dtype
         known = np.dtype(dtype)
     except TypeError as error:
         raise SignatureError(f"{dtype!r} is no dtype; possible: names like 'float32', or jnp.float32") from error

@@ -54,8 +54,9 @@ def components(spec: Spec, storage: jax.Array) -> dict[int, jax.Array]:
     for position in spec.positions():
         data = held.get(devices[position])
         if data is not None:
-            x = data.reshape(data.shape[len(spec.stacked) :])
             exact = spec.piece_shape(position)
+            # XLA is free to store nothing at all in any shape.
+            x = data.reshape(data.shape[len(spec.stacked) :] if data.size else exact)
             found[int(ranks[position])] = x if x.shape == exact else x[tuple(slice(0, n) for n in exact)]
     return found
 
