@@ -272,6 +272,21 @@ def test_a_primitive_without_a_rule_is_whole_and_named() -> None:
     assert "test_api.py" in plan.unruled[0][1] and "no rule for mystery" in str(plan)
 
 
+def test_a_sum_is_narrowed_before_its_reduction_only_with_leave() -> None:
+    """x split along what is contracted: the product is partial, and half as many bytes move as bfloat16."""
+
+    def f(x, w):
+        return (x @ w).astype(jnp.bfloat16)
+
+    args = np.ones((64, 64), np.float32), np.ones((64, 64), np.float32)
+    pins = {"in_sbp": ("S(1)", "S(0)"), "out_sbp": "B", "placement": place(2)}
+    firm = sbp.plan(f, *args, **pins)
+    free = sbp.plan(f, *args, **pins, config=sbp.AutoParallelConfig(narrow_partial=True))
+    assert {b.dtype for b in firm.boxings() if b.src.has_partial} == {"float32"}
+    assert {b.dtype for b in free.boxings() if b.src.has_partial} == {"bfloat16"}
+    assert free.bytes_on_wire < firm.bytes_on_wire
+
+
 def test_a_constant_result_obeys_its_pin() -> None:
     f = sbp.auto_parallel(lambda x: (x, jnp.ones((8, 2))), placement=place(2), out_sbp=(None, "B"))
     _, ones = f(np.ones((8, 4), np.float32))

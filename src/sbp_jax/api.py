@@ -252,6 +252,7 @@ def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: 
         computation_ratio=config.computation_cost_ratio,
         gap=config.gap,
         time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
+        narrow_partial=config.narrow_partial,
         progress=progress,
     )  # fmt: skip
 

@@ -25,6 +25,8 @@ class AutoParallelConfig:
         wait_time, trunk_algo, sbp_collector: OneFlow's, for its own search.
         zero_stage: None: the planner's choice; 0..3 pins optimizer state, gradients, parameters.
         cluster: a preset's name, a ``Cluster``, or a path to its TOML; None: detected.
+        narrow_partial: allow a partial sum to be converted to a narrower float before it is reduced (float32 gradients
+            reduced as bfloat16, say): fewer bytes, but every term is rounded, so results change.
         grad_accumulation, remat, pipeline: see the architecture; not built yet.
     """
 
@@ -40,6 +42,7 @@ class AutoParallelConfig:
     sbp_collector: bool = False
     zero_stage: int | None = None
     cluster: str | Path | Cluster | None = None
+    narrow_partial: bool = False
     grad_accumulation: int = 1
     remat: Any = None
     pipeline: Any = None

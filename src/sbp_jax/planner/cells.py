@@ -9,7 +9,7 @@ each consumer gets them in the signature it wants.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -92,13 +92,22 @@ class Folded:
     kinds: dict[int, set[ReduceOp]]
 
 
-def factor_maps(program: Program) -> list[Factors]:
-    """Every node's rule applied, once for all ops that look the same; all whole for a primitive without a rule."""
+def factor_maps(program: Program, narrow: bool = False) -> list[Factors]:
+    """Every node's rule applied, once for all ops that look the same; all whole for a primitive without a rule.
+
+    ``narrow``: whether a float may be narrowed while it is partial, each term rounded on its own.
+    """
+
+    def make(op: Op) -> Factors:
+        rule = lookup(op.name)
+        factors = rule.factors(op) if rule is not None else whole(op)
+        if narrow or not any(item.narrows for item in factors.linear):
+            return factors
+        return replace(factors, linear=tuple(item for item in factors.linear if not item.narrows))
+
     known: dict[object, Factors] = {}
     found: list[Factors] = []
     for op in program.nodes:
-        rule = lookup(op.name)
-        make = rule.factors if rule is not None else whole
         # A literal operand may matter to a rule (the value that pads), so it is part of what an op looks like.
         key = (op.name, tuple((x.shape, x.dtype, _plain(x)) for x in op.ins), tuple(v.shape for v in op.outs),
                tuple(op.params.items()))  # fmt: skip

@@ -37,6 +37,7 @@ class Request:
 
     ``pins`` maps a node's index to the signature its result (an output's operand) must have, with the words to
     name the pin by in an error. ``uneven``: whether dims may be split that do not divide (global tensors).
+    ``narrow_partial``: whether floats may be narrowed while partial.
     """
 
     placement: Placement
@@ -49,6 +50,7 @@ class Request:
     time_limit: float | None = None
     share_layers: bool = True
     uneven: bool = False
+    narrow_partial: bool = False
     progress: Callable[[str], None] = lambda _: None
 
 
@@ -57,7 +59,7 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
     start = time.perf_counter()
     sizes = request.placement.shape
     request.progress("reading the rules")
-    factors = factor_maps(program)
+    factors = factor_maps(program, request.narrow_partial)
     kinds = partial_kinds(program, factors)
     folded = fold(program, factors, kinds, sizes, _narrow(program, request), request.uneven)
     request.progress("finding repeated layers")
