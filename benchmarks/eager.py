@@ -24,10 +24,10 @@ ROUNDS, CALLS, COLD = 40, 100, 12
 _compile_seconds = 0.0
 
 
-def _listen(event: str, seconds: float, **_: Any) -> None:
+def _listen(event: str, duration_secs: float, **kwargs: Any) -> None:
     global _compile_seconds
     if event == "/jax/core/compile/backend_compile_duration":
-        _compile_seconds += seconds
+        _compile_seconds += duration_secs
 
 
 def softmax(x: Any) -> Any:

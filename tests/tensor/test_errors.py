@@ -32,7 +32,7 @@ def test_signatures_that_do_not_fit() -> None:
 def test_placements() -> None:
     y = sbp.randn(8, 4, placement=LINE2, sbp="S(0)", seed=0)
     with pytest.raises(sbp.PlacementError, match=r"different placements.*y\.to_global\(placement=x\.placement"):
-        x() + y
+        _ = x() + y
     with pytest.raises(sbp.PlacementError, match="different placements"):
         sbp.numpy.concatenate([x(), y])
     np.testing.assert_array_equal((x() + y.to_global(placement=LINE4, sbp=x().sbp)).numpy(), 2 * x().numpy())
@@ -91,7 +91,7 @@ def test_dtypes() -> None:
 
 def test_shapes_that_do_not_go_together() -> None:
     with pytest.raises(sbp.SignatureError, match=r"add.*incompatible shapes"):
-        x() + sbp.zeros(3, 5, placement=LINE4)
+        _ = x() + sbp.zeros(3, 5, placement=LINE4)
     with pytest.raises(sbp.SignatureError, match="reshape"):
         x().reshape(5, 5)
 
@@ -101,7 +101,7 @@ def test_donated() -> None:
     jax.jit(lambda t: t + 1.0, donate_argnums=0)(tensor)
     tensor.storage.delete()  # simulated devices may not take what they are offered
     with pytest.raises(sbp.SbpError, match="multiply: an operand's buffers are gone: it was donated"):
-        tensor * 2.0
+        _ = tensor * 2.0
     with pytest.raises(sbp.SbpError, match="to_global: an operand's buffers are gone"):
         tensor.to_global(sbp="B")
     assert "donated or deleted" in repr(tensor)

@@ -166,7 +166,7 @@ def _step(
     group_bytes = _group_elements(shape, src, dst, mesh, p, gathered, cut) * itemsize
     if kind in LOCAL:
         # XLA fuses a slice, or a value masked to zero, into what reads it; only a piece put into zeros is a copy.
-        copied = cluster.copy_seconds(group_bytes) if isinstance(src[axes[0]], Split) else 0.0
+        copied = cluster.copy_seconds(group_bytes) if gathered else 0.0
         return Step(kind, axes, src, dst, 0.0, copied + _STEP_SECONDS)
     share = (p - 1) / p
     exchanges = kind == "all_to_all" and bool(gathered)  # each brings a piece, not a term of the whole

@@ -11,7 +11,7 @@ from ..placement import Placement
 from ..signature import Signature
 from .core import Stored
 from .engine import STEPS, Step, invoke, same_placement, step_for, weak_aval
-from .spec import Spec
+from .spec import Spec, np_dtype
 from .storage import replicate
 
 _NUMBERS = (float, complex)
@@ -107,10 +107,7 @@ def aval_of(x: Any) -> Spec | jax.ShapeDtypeStruct:
     if isinstance(x, bool | int | float | complex):
         return weak_aval(x)
     array = x if hasattr(x, "dtype") else np.asarray(x)
-    dtype = array.dtype
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return jax.ShapeDtypeStruct(array.shape, dtype, weak_type=getattr(x, "weak_type", False))
+    return jax.ShapeDtypeStruct(array.shape, np_dtype(array.dtype), weak_type=getattr(x, "weak_type", False))
 
 
 def _sign(x: Any) -> Any:

@@ -22,7 +22,7 @@ from .redistribute import check_placement
 from .spec import np_dtype, spec_for
 
 Shape = Sequence[int] | int
-_FLOAT = "float32"
+_FLOAT = float  # as JAX has it: 32 bits unless x64 is enabled
 
 
 def tensor(data: Any, dtype: Any = None, *, placement: Placement, sbp: SignatureLike | None = None) -> GlobalTensor:
@@ -49,8 +49,6 @@ def _as_numpy(data: Any) -> np.ndarray:
         array = np.asarray(data)
     except ValueError as error:
         raise SignatureError(f"data is no regular array: {error}") from error
-    if array.dtype == np.float64 and not isinstance(data, np.ndarray | np.generic):
-        array = array.astype(_FLOAT)
     np_dtype(array.dtype)
     return array
 

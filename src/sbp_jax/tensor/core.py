@@ -5,6 +5,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from .._compat import is_tracer
 from ..errors import PlacementError, SbpError, SignatureError
 from ..placement import Placement
 from ..signature import Signature, SignatureLike, Split, broadcast, signature_for
@@ -64,7 +65,7 @@ class Stored:
         """The logical value as a ``jax.Array`` on the same devices; what is partial or uneven becomes whole, once."""
         if self.spec.is_plain:
             return self.storage
-        if isinstance(self.storage, jax.core.Tracer):  # belongs to one trace: not kept
+        if is_tracer(self.storage):  # belongs to one trace: not kept
             return box(self.spec, self.storage, self._plain())[1]
         if self._array is None:
             self._array = box(self.spec, self.storage, self._plain())[1]
@@ -173,7 +174,7 @@ class Stored:
         return held[rank]
 
     def _refuse_tracer(self, what: str) -> None:
-        if isinstance(self.storage, jax.core.Tracer):
+        if is_tracer(self.storage):
             raise SbpError(
                 f"{what} needs the values, and inside a traced function (jit, grad, vmap) there are none yet"
             )
@@ -181,7 +182,7 @@ class Stored:
     def __repr__(self) -> str:
         head = f"shape={self.shape}, dtype={np.dtype(self.dtype).name}, placement={self.placement}, sbp=({self.sbp})"
         shown = ""
-        if isinstance(self.storage, jax.core.Tracer):
+        if is_tracer(self.storage):
             head += ", traced"
         elif self.storage.is_deleted():
             head += ", donated or deleted"

@@ -26,7 +26,6 @@ from ..trace import build
 from .spec import Spec, make_spec
 from .storage import from_logical
 
-
 _LEAF = jax.tree.structure(0)
 
 

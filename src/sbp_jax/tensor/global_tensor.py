@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._compat import is_differentiated, is_tracer
 from ..errors import SbpError
 from ..signature import Partial
 from .call import Eager, call
 from .core import Stored
 from .spec import Spec
-
-_TRACERS_OF_GRADIENTS = ("JVPTracer", "LinearizeTracer")
 
 
 def _operator(fn: Callable[..., Any], swapped: bool = False) -> Callable[[Any, Any], Any]:
@@ -243,13 +242,13 @@ def _flatten(x: GlobalTensor) -> tuple[tuple[Any], Spec]:
 
 def _unflatten(spec: Spec, children: tuple[Any]) -> GlobalTensor:
     (storage,) = children
-    if isinstance(storage, jax.core.Tracer):
+    if is_tracer(storage):
         if tuple(storage.shape) != spec.storage_shape:
             raise SbpError(
                 f"a global tensor {spec} cannot be mapped over or reshaped as a whole (its storage became "
                 f"{tuple(storage.shape)}): use sbp.apply(jax.vmap(fn), x), which plans the mapped function"
             )
-        if type(storage).__name__ in _TRACERS_OF_GRADIENTS and any(isinstance(c, Partial) for c in spec.sbp):
+        if is_differentiated(storage) and any(isinstance(c, Partial) for c in spec.sbp):
             raise SbpError(
                 f"the gradient with respect to a partial tensor, {spec}, would belong to its terms, not to its value: "
                 "redistribute first, x.to_global(sbp=...) to B or S(dim), or use sbp.apply(jax.grad(fn), x)"

@@ -28,6 +28,11 @@ def apply(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return call(GlobalTensor, fn, args, kwargs)
 
 
+# What is known of a tensor without its value.
+_OF_SHAPES = {"shape", "ndim", "size", "result_type", "promote_types", "issubdtype", "can_cast", "finfo", "iinfo",
+              "iscomplexobj", "isrealobj", "isscalar", "broadcast_shapes"}  # fmt: skip
+
+
 class Namespace:
     """The functions of a module of ``jax.numpy``, taking and giving global tensors.
 
@@ -47,6 +52,8 @@ class Namespace:
             raise AttributeError(f"{self._module.__name__} has no {name!r}{hint}") from None
         if isinstance(found, ModuleType):
             found = Namespace(found)
+        elif name in _OF_SHAPES:
+            found = _on_shapes(found)
         elif callable(found) and not isinstance(found, type) and not _is_scalar_type(found):
             found = _on_tensors(found)
         setattr(self, name, found)
@@ -65,6 +72,14 @@ def _is_scalar_type(x: Any) -> bool:
         return isinstance(np.dtype(x), np.dtype) and hasattr(x, "dtype")
     except TypeError:
         return False
+
+
+def _on_shapes(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return fn(*(x.spec.aval if isinstance(x, GlobalTensor) else x for x in args), **kwargs)
+
+    return wrapped
 
 
 def _on_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:

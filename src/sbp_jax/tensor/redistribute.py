@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import boxing
+from .._compat import is_tracer
 from ..errors import PlacementError, SbpError
 from ..placement import Placement
 from ..signature import Partial, Signature, Split, broadcast
@@ -25,7 +26,7 @@ def box(spec: Spec, storage: Any, sbp: Signature) -> tuple[Spec, Any]:
 
 def move(spec: Spec, storage: Any, target: Spec) -> tuple[Spec, Any]:
     """On another placement. Partial values are reduced where they are first."""
-    if isinstance(storage, jax.core.Tracer):
+    if is_tracer(storage):
         raise PlacementError(
             f"inside a traced function (jit, grad, vmap) a tensor stays on its devices: it cannot go from "
             f"{spec.placement} to {target.placement}. Move it before or after the function"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -140,11 +141,11 @@ def spec_for(shape: Sequence[int] | int, dtype: Any, placement: Any, sbp: Signat
 def np_dtype(dtype: Any) -> Any:
     """A dtype as JAX has it: 64 bits become 32 unless x64 is enabled. Raises ``SignatureError`` for strings etc."""
     try:
-        if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        if jnp.issubdtype(dtype, jax.dtypes.extended):
             return dtype
         known = np.dtype(dtype)
     except TypeError as error:
         raise SignatureError(f"{dtype!r} is no dtype; possible: names like 'float32', or jnp.float32") from error
-    if known.kind in "OUSMmV" and not jax.dtypes.issubdtype(known, np.number):
+    if known.kind in "OUSMmV" and not jnp.issubdtype(known, np.number):
         raise SignatureError(f"a tensor's elements are numbers or bools, got dtype {known}")
     return jax.dtypes.canonicalize_dtype(known)

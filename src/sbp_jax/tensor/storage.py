@@ -84,8 +84,9 @@ def local_to_global(
 
 
 def _by_rank(locals_: Sequence[Any] | Mapping[int, Any], placement: Placement) -> dict[int, Any]:
-    devices = placement.mesh.devices
-    mine = [int(r) for p, r in np.ndenumerate(placement.ranks) if devices[p].process_index == jax.process_index()]
+    devices: Any = placement.mesh.devices
+    here = jax.process_index()
+    mine = [int(r) for p, r in np.ndenumerate(placement.ranks) if devices[p].process_index == here]
     if isinstance(locals_, Mapping):
         strange = sorted(set(locals_) - set(placement.flat_ranks))
         if strange:
