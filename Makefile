@@ -6,12 +6,14 @@ STAMP  := $(VENV)/.installed
 # Worker processes of the test suite; each simulates 8 devices, so more than the cores there are gains nothing.
 WORKERS ?= 2
 ARGS   ?=
+EXAMPLES ?= 500
+PROGRAMS ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench clean
+.PHONY: help setup demo test test-all soundness soundness-programs rules lint format bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install the library with its development tools
 
@@ -31,6 +33,15 @@ test: $(STAMP) ## the test suite; options: ARGS="-k signature", WORKERS=4
 
 test-all: $(STAMP) ## the test suite with the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) -m "" $(ARGS)
+
+soundness: $(STAMP) ## the rules against brute force on many random ops; options: EXAMPLES=2000 (each family)
+	SBP_SOUNDNESS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n $(WORKERS) tests/rules $(ARGS)
+
+soundness-programs: $(STAMP) ## thousands of random programs against plain JAX; options: PROGRAMS=20000
+	SBP_PROGRAMS=$(PROGRAMS) $(BIN)/python -m pytest -n $(WORKERS) tests/test_random_programs.py $(ARGS)
+
+rules: $(STAMP) ## write docs/rules.md anew, with the strategies counted
+	$(BIN)/python docs/rules_table.py --count
 
 lint: $(STAMP) ## ruff check, ruff format --check, pyright
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..pieces import stored_shape
 from ..signature import Broadcast, Partial, Signature, Split
 from .routes import Route
 from .table import Step
@@ -25,6 +26,8 @@ def apply(route: Route, x: Any, axis_names: Sequence[str]) -> Any:
 
 def execute(steps: Sequence[Step], x: Any, axis_names: Sequence[str], shape: Sequence[int]) -> Any:
     """Run steps one after the other on this device's piece of a tensor of logical ``shape``."""
+    if 0 in shape and steps:  # nothing to move, and a collective takes no empty operand
+        return x.reshape(stored_shape(shape, steps[-1].dst, [lax.axis_size(name) for name in axis_names]))
     for step in steps:
         x = _STEPS[step.kind](_Move(step, tuple(axis_names), tuple(shape)), x)
     return x

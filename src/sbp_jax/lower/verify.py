@@ -6,6 +6,7 @@ result nobody reads needs none, what does not change in a loop can leave it, ``a
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ _KIND = {
     "all_to_all": "all-to-all",
     "permute": "collective-permute",
 }
+
+_SCOPE = re.compile(r"\bbox\d+\b")
 
 
 @dataclass(slots=True)
@@ -111,34 +114,47 @@ def verify_text(plan: PlanData, text: str) -> Report:
     report.expected_bytes = sum(e.bytes * e.times for e in expected)
     found = [c for c in collectives(text) if c.group_size > 1]
     report.found_bytes = sum(c.sent_bytes * c.times for c in found)
+    # First all that say which boxing they are, so that one whose name XLA lost cannot take another's place; then the
+    # rest, those that run most often first.
+    nameless = []
     for c in found:
         axes = mesh_axes(c.groups, plan.placement.shape)
-        e = _find(expected, c, axes)
-        if e is None:
+        if not _match(report, c, _own(expected, c, axes)):
+            nameless.append((c, axes))
+    for c, axes in sorted(nameless, key=lambda x: -x[0].times):
+        if not _match(report, c, _alike(expected, c, axes)):
             report.added.append(c)
-        else:
-            e.left -= c.times
-            report.matched.append((e, c))
     report.left_out = [e for e in expected if e.left > 1e-9]
     return report
 
 
-def _find(expected: Sequence[Expected], c: Collective, axes: tuple[int, ...] | None) -> Expected | None:
-    """The plan's collective that a compiled one is: first by the scope it was emitted under, then by what it does."""
+def _match(report: Report, c: Collective, e: Expected | None) -> bool:
+    if e is not None:
+        e.left -= c.times
+        report.matched.append((e, c))
+    return e is not None
 
-    def same(e: Expected) -> bool:
-        along = c.kind == "collective-permute" or tuple(sorted(e.axes)) == axes  # a permute lists pairs, not groups
-        return e.left > 1e-9 and c.times <= e.left + 1e-9 and along and e.elements == c.operand.elements
 
-    own = [e for e in expected if f"/{e.boxing.scope}/" in c.op_name or c.op_name.startswith(e.boxing.scope + "/")]
-    for candidates in (own, expected):
-        for e in candidates:
-            if same(e) and e.kind == c.kind:
+def _is_like(e: Expected, c: Collective, axes: tuple[int, ...] | None) -> bool:
+    along = c.kind == "collective-permute" or tuple(sorted(e.axes)) == axes  # a permute lists pairs, not groups
+    return e.left > 1e-9 and c.times <= e.left + 1e-9 and along and e.elements == c.operand.elements
+
+
+def _own(expected: Sequence[Expected], c: Collective, axes: tuple[int, ...] | None) -> Expected | None:
+    """The plan's collective that a compiled one is, by the scope it was emitted under."""
+    scopes = set(_SCOPE.findall(c.op_name))  # several where XLA merged equal ones: "(box1/psum:box2/psum)"
+    own = [e for e in expected if e.boxing.scope in scopes and _is_like(e, c, axes)]
+    for kind in (c.kind, "all-reduce" if c.kind == "reduce-scatter" else ""):  # all-reduce and slice became one
+        for e in own:
+            if e.kind == kind:
                 return e
-    for e in own:  # all-reduce and slice made into a reduce-scatter
-        if same(e) and e.kind == "all-reduce" and c.kind == "reduce-scatter":
-            return e
     return None
+
+
+def _alike(expected: Sequence[Expected], c: Collective, axes: tuple[int, ...] | None) -> Expected | None:
+    """The plan's collective that does the same, the one of which the fewest runs are left over."""
+    same = [e for e in expected if e.kind == c.kind and _is_like(e, c, axes)]
+    return min(same, key=lambda e: e.left, default=None)
 
 
 def verify_plan(plan: PlanData, text: str) -> Report:

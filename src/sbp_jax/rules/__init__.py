@@ -9,3 +9,4 @@ from .base import lookup as lookup
 from .base import names as names
 from .base import register as register
 from .base import whole as whole
+from .user import register_rule as register_rule

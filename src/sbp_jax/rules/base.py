@@ -194,9 +194,9 @@ _REGISTRY: dict[str, Rule] = {}
 
 
 def register(
-    *names: str, local: LocalRule | None = None, reason: str = ""
+    *names: str, local: LocalRule | None = None, reason: str = "", again: bool = False
 ) -> Callable[[FactorRule], FactorRule]:
-    """Register one rule for primitives ``names``; a second rule for a name raises ``SbpError``.
+    """Register one rule for primitives ``names``; a second rule for a name raises ``SbpError``, but ``again``.
 
     Whatever the rule says, nothing passes that the operands' types cannot reduce: see ``fit_types``.
     """
@@ -207,7 +207,7 @@ def register(
             return fit_types(op, rule(op))
 
         for name in names:
-            if name in _REGISTRY and not _REGISTRY[name].reason:
+            if name in _REGISTRY and not again:
                 raise SbpError(f"primitive {name!r} has a rule already: {_REGISTRY[name].factors.__name__}")
             _REGISTRY[name] = Rule(name, fitting, local, reason)
         return rule

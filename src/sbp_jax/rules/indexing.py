@@ -210,7 +210,15 @@ def scatter_mul(op: OpLike) -> Factors:
 
 
 def _dynamic_slice_local(op: OpLike, local: Local, operand: Any, *starts: Any) -> Any:
-    return lax.dynamic_slice(operand, starts, local.out_shapes[0])
+    # Starts within bounds, said aloud: XLA merges a slice of this slice without the clamping in between (it is wrong in
+    # plain ``jit`` too, JAX 0.10.2), and boxing cuts slices of results.
+    last = (n - k for n, k in zip(operand.shape, local.out_shapes[0], strict=True))
+    return lax.dynamic_slice(operand, [_within(x, n) for x, n in zip(starts, last, strict=True)], local.out_shapes[0])
+
+
+def _within(start: Any, last: int) -> Any:
+    dtype = jnp.result_type(start)
+    return jnp.clip(start, 0, min(last, int(jnp.iinfo(dtype).max))).astype(dtype)
 
 
 @register("dynamic_slice", local=_dynamic_slice_local)

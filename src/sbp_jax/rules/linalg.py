@@ -23,7 +23,7 @@ def _batched(op: OpLike, core: int, linear: tuple[Linear, ...] = (), flops: floa
 
 
 @register("cholesky", "lu", "lu_pivots_to_permutation", "qr", "geqrf", "geqp3", "householder_product", "ormqr", "eig",
-          "eigh", "svd", "schur", "hessenberg", "tridiagonal", "cholesky_update")  # fmt: skip
+          "eigh", "svd", "schur", "hessenberg", "tridiagonal")  # fmt: skip
 def factorisation(op: OpLike) -> Factors:
     """``a m n -> a m n``: no entry of a factor is known before all of its matrix is."""
     shape = op.ins[0].shape

@@ -12,12 +12,13 @@ from .base import Builder, Dims, Factors, Linear, OpLike, any_partial, is_a, reg
 _INCREASING = ("exp", "exp2", "expm1", "tanh", "logistic", "sinh", "asinh", "atan", "erf", "cbrt", "floor", "ceil",
                "round", "sign")  # fmt: skip
 _OTHER = (
-    "abs", "acos", "acosh", "and", "asin", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "clz", "cos", "cosh",
-    "digamma", "eq", "eq_to", "erf_inv", "erfc", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "lt", "lt_to",
-    "ne", "nextafter", "not", "or", "polygamma", "population_count", "pow", "random_gamma_grad",
-    "regularized_incomplete_beta", "rem", "rsqrt", "shift_left", "shift_right_arithmetic", "shift_right_logical",
-    "sin", "sqrt", "square", "tan", "threefry2x32", "xor", "zeta", "reduce_precision", "clamp",
-    "mulhi", "reciprocal", "with_memory_space_constraint",
+    "abs", "acos", "acosh", "and", "asin", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "clamp", "clz", "cos",
+    "cosh", "digamma", "eq", "eq_to", "erf_inv", "erfc", "ge", "gt", "igamma", "igamma_grad_a", "igammac",
+    "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "lt", "lt_to", "mulhi", "ne",
+    "nextafter", "not", "or", "polygamma", "population_count", "pow", "random_gamma_grad", "reciprocal",
+    "reduce_precision", "regularized_incomplete_beta", "rem", "rsqrt", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sin", "sqrt", "square", "tan", "threefry2x32", "with_memory_space_constraint", "xor",
+    "zeta",
 )  # fmt: skip
 
 
@@ -81,14 +82,14 @@ def div(op: OpLike) -> Factors:
 
 @register("max")
 def maximum(op: OpLike) -> Factors:
-    """max(P(max), P(max)) -> P(max)."""
-    return pointwise(op, [Linear(frozenset({0, 1}), "max", "max")])
+    """max(P(max), P(max)) -> P(max); idempotent, so a whole operand may meet every term (ReLU)."""
+    return pointwise(op, [Linear(frozenset(k), "max", "max") for k in ({0, 1}, {0}, {1})])
 
 
 @register("min")
 def minimum(op: OpLike) -> Factors:
-    """min(P(min), P(min)) -> P(min)."""
-    return pointwise(op, [Linear(frozenset({0, 1}), "min", "min")])
+    """min(P(min), P(min)) -> P(min); idempotent, as the maximum."""
+    return pointwise(op, [Linear(frozenset(k), "min", "min") for k in ({0, 1}, {0}, {1})])
 
 
 @register("neg")

@@ -14,7 +14,7 @@ from .base import Builder, Dims, Factors, Linear, Local, OpLike, any_partial, re
 
 
 def _reshape_local(op: OpLike, local: Local, x: Any) -> Any:
-    return lax.reshape(x, local.out_shapes[0])
+    return lax.reshape(x, local.out_shapes[0], op.params.get("dimensions"))
 
 
 @register("reshape", local=_reshape_local)
@@ -22,12 +22,13 @@ def reshape(op: OpLike) -> Factors:
     """``(a b) c -> a (b c)``: dims are cut into the factors both sides share; a split takes the slowest one."""
     b = Builder()
     source, target = op.ins[0].shape, op.outs[0].shape
-    if op.params.get("dimensions") is not None or 0 in source:
+    if 0 in source:
         return b.build(
             [b.dims(source, blocked=range(len(source)))], [b.dims(target, blocked=range(len(target)))], any_partial(0)
         )
-    left, right = _common_factors(b, source, target)
-    return b.build([left], [right], any_partial(0))
+    order = op.params.get("dimensions") or range(len(source))  # the dims are read in this order
+    left, right = _common_factors(b, tuple(source[d] for d in order), target)
+    return b.build([tuple(left[order.index(d)] for d in range(len(source)))], [right], any_partial(0))
 
 
 def _common_factors(b: Builder, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[Dims, Dims]:

@@ -1,6 +1,7 @@
 """jaxpr -> logical graph."""
 
 from .build import build as build
+from .build import handled as handled
 from .graph import Atom as Atom
 from .graph import Graph as Graph
 from .graph import Lit as Lit

@@ -148,7 +148,8 @@ def _is_noop(name: str, params: Any, ins: Sequence[Atom], eqn: Any) -> bool:
         return params["y"] == 1
     if name in ("reshape", "transpose", "broadcast_in_dim", "squeeze"):
         same = isinstance(ins[0], Value) and ins[0].shape == tuple(eqn.outvars[0].aval.shape)
-        return same and (name != "transpose" or tuple(params["permutation"]) == tuple(range(len(ins[0].shape))))
+        order = params.get({"transpose": "permutation", "reshape": "dimensions"}.get(name, ""))
+        return same and (order is None or tuple(order) == tuple(range(len(ins[0].shape))))
     return name == "device_put" or name == "reshard"
 
 
@@ -176,9 +177,7 @@ def handled() -> set[str]:
     return _ALIASES | other | calls.BODIES.keys() | calls.HANDLERS.keys() | control.HANDLERS.keys()
 
 
-def build(
-    closed: Any, names: Sequence[str] = (), boundary: tuple[str, str] = ("sbp.input", "sbp.output")
-) -> Program:
+def build(closed: Any, names: Sequence[str] = (), boundary: tuple[str, str] = ("sbp.input", "sbp.output")) -> Program:
     """The program of a closed jaxpr.
 
     ``names`` are labels for its arguments (tree paths), ``boundary`` the nodes that stand for arguments and results.

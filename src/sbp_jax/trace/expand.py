@@ -58,7 +58,16 @@ def random_bits(eqn: Any, ins: Sequence[Atom]) -> Any:
     return jax.make_jaxpr(lambda k: _threefry_bits(k, shape, width))(jax.ShapeDtypeStruct((), key.dtype))
 
 
-EXPANSIONS = {"random_bits": random_bits}
+def reshape(eqn: Any, ins: Sequence[Atom]) -> Any:
+    """A reshape of reordered dimensions (gradients of grouped convolutions have them) as transpose and reshape."""
+    order, new_sizes = eqn.params["dimensions"], eqn.params["new_sizes"]
+    if order is None:
+        return None
+    given = jax.ShapeDtypeStruct(ins[0].shape, ins[0].dtype)
+    return jax.make_jaxpr(lambda x: lax.reshape(lax.transpose(x, order), new_sizes))(given)
+
+
+EXPANSIONS = {"random_bits": random_bits, "reshape": reshape}
 
 _EFFECTS = ("callback", "debug", "print", "infeed", "outfeed", "custom_call", "ffi")
 
