@@ -155,6 +155,15 @@ def test_more_devices_than_exist() -> None:
         sbp.auto_parallel(train_step, placement=p)(weights(), X)
 
 
+@pytest.mark.parametrize("make", [jnp.sin, jnp.ones_like], ids=["computed", "constant"])
+def test_one_value_pinned_in_several_ways(make) -> None:
+    pins = ("S(0), B", None, "B, S(1)", "B, B")
+    f = sbp.auto_parallel(lambda x: (make(x),) * 4, placement=place(2, 4), out_sbp=pins)
+    for result, pin in zip(f(X), pins, strict=True):
+        np.testing.assert_allclose(result, make(X), 1e-5)
+        assert pin is None or str(sbp.from_sharding(result.sharding, 2)) == pin
+
+
 def test_pins_are_obeyed() -> None:
     plan = sbp.plan(
         train_step, weights(), X, placement=place(2, 4), donate_argnums=0,
@@ -285,6 +294,35 @@ def test_a_sum_is_narrowed_before_its_reduction_only_with_leave() -> None:
     assert {b.dtype for b in firm.boxings() if b.src.has_partial} == {"float32"}
     assert {b.dtype for b in free.boxings() if b.src.has_partial} == {"bfloat16"}
     assert free.bytes_on_wire < firm.bytes_on_wire
+
+
+def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
+    def f(x):
+        jax.debug.print("sum {}", x.sum())
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    x = np.ones((8, 4), np.float32)
+    y = sbp.auto_parallel(f, placement=place(2), in_sbp=("S(0)",))(x)
+    jax.effects_barrier()
+    np.testing.assert_allclose(y, np.sin(x), rtol=1e-6)
+    assert capfd.readouterr().out.count("sum 32.0") == 1
+
+
+def test_what_cannot_be_planned_says_so() -> None:
+    def referenced(x):
+        ref = jax.new_ref(x)
+        ref[...] = ref[...] * 2
+        return ref[...]
+
+    def mapped(x):
+        spec = jax.sharding.PartitionSpec("axis0")
+        return jax.shard_map(lambda v: v + 1, mesh=place(2).mesh, in_specs=spec, out_specs=spec)(x)
+
+    x = np.ones((8, 4), np.float32)
+    with pytest.raises(sbp.SbpError, match=r"test_api.py.*mutable reference.*x = x\.at"):
+        sbp.plan(referenced, x, placement=place(2))
+    with pytest.raises(sbp.SbpError, match=r"test_api.py.*a shard_map cannot be part.*register_rule"):
+        sbp.plan(mapped, x, placement=place(2))
 
 
 def test_a_constant_result_obeys_its_pin() -> None:

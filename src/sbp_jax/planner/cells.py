@@ -283,7 +283,10 @@ def _single(
     allowed: Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]],
 ) -> Cell:  # fmt: skip
     op = ops[0]
-    ways = allowed(op, strategies(f, axis_sizes, useful_linear(op, f, folder.kinds), folder.uneven))
+    useful = useful_linear(op, f, folder.kinds)
+    every = strategies(f, axis_sizes, useful, folder.uneven)
+    ways = allowed(op, every)
+    pinned = ways if len(ways) < len(every) else ()
     keep = [k for k, x in enumerate(op.ins) if not constant_like(x, folder.free, folder.kinds)]
     ins = [x for k in keep if isinstance(x := op.ins[k], Value)]
     if len(ops) == 2:  # a donated argument: its replacement arrives in the signature it left with
@@ -293,7 +296,8 @@ def _single(
         ways = _project(folder, ways, tuple(keep))
     times = op.outs[0].times if op.outs else (ins[0].times if ins else 1.0)
     flops = 0.0 if op.primitive is None else f.flops
-    label = (op.name, f, *(x.dtype for x in (*op.ins, *op.outs)), len(ops), times)
+    # Equal labels mean equal strategies: whatever chooses among them is part of it.
+    label = (op.name, f, *(x.dtype for x in (*op.ins, *op.outs)), len(ops), times, useful, tuple(keep), pinned)
     return Cell(index, ops, ins, list(op.outs), ways, label, flops, times)
 
 
@@ -336,6 +340,6 @@ def _unary(
     cell.label = (
         tuple((op.name, op.outs[0].dtype, len(op.ins)) for op in ops),
         root.shape, root.dtype, tuple(members[v.id] for v in exits), tuple(v.dtype for v in exits),
-        cell.times,
+        cell.times, sums,
     )  # fmt: skip
     return cell

@@ -1,6 +1,12 @@
 """Primitives that stay whole, and why. Every device computes all of them; a user's rule may take their place."""
 
-from .base import register, whole
+import functools
+import operator
+from typing import Any
+
+from jax import lax
+
+from .base import Local, OpLike, register, whole
 
 _KEYS = "keys are a few words: splitting them saves nothing, and the bits made of them are split (trace/expand.py)"
 _POSITION = "the numbers drawn depend on an element's position in the whole"
@@ -22,7 +28,7 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("shard_map", "pallas_call", "ffi_call", "custom_call", "cudnn_fusion", "custom_partitioning",
                      "call_exported", "core_map", "mpmd_map", "run_state", "jaxpr_call", "eval_jaxpr",
                      "call_hi_primitive", "call_hi_primitive_linearized"), _BODY),
-    **dict.fromkeys(("pure_callback", "io_callback", "debug_callback", "debug_print", "inspect_sharding"), _CALLBACK),
+    **dict.fromkeys(("pure_callback", "io_callback", "inspect_sharding"), _CALLBACK),
     **dict.fromkeys(("psum", "pmax", "pmin", "ppermute", "pbroadcast", "all_gather", "all_to_all", "axis_index",
                      "ragged_all_to_all", "reduce_scatter", "psum_invariant", "all_gather_invariant",
                      "all_gather_reduced", "unreduced_psum", "unreduced_reduce_scatter", "preduced", "psend", "precv",
@@ -55,3 +61,17 @@ REASONS: dict[str, str] = {
 
 for _name, _reason in REASONS.items():
     register(_name, reason=_reason)(whole)
+
+
+def _first_only(op: OpLike, local: Local, *args: Any) -> Any:
+    """What is only said, once: by the first device."""
+    here = [lax.axis_index(name) == 0 for name in local.axis_names]
+
+    def say() -> tuple[()]:
+        op.primitive.bind(*args, **op.params)
+        return ()
+
+    return lax.cond(functools.reduce(operator.and_, here), say, lambda: ())
+
+
+register("debug_callback", "debug_print", reason=_CALLBACK, local=_first_only)(whole)

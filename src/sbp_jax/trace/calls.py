@@ -1,9 +1,11 @@
 """Calls: equations whose body simply takes their place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import SbpError
 from .graph import Atom
+from .source import user_line
 
 if TYPE_CHECKING:
     from .build import Tracer
@@ -25,4 +27,24 @@ def linear_solve(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     return t.expand(eqn, solve.jaxpr, solve.consts, operands)
 
 
-HANDLERS = {"custom_linear_solve": linear_solve}
+def _refuse(what: str, instead: str) -> Callable[..., Sequence[Atom]]:
+    def handler(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+        line = user_line(eqn.source_info) or "an unknown line"
+        raise SbpError(f"{line}: {what} cannot be part of a planned function; {instead}")
+
+    return handler
+
+
+_reference = _refuse(
+    "a mutable reference (jax.new_ref)", "carry the array through the computation instead, x = x.at[...].set(...)"
+)
+
+HANDLERS: dict[str, Callable[..., Sequence[Atom]]] = {
+    "custom_linear_solve": linear_solve,
+    "shard_map": _refuse(
+        "a shard_map",
+        "the whole function becomes one. Write the code of one device as a function of its pieces, and say how it "
+        "splits: @sbp.register_rule('b k, k n -> b n')",
+    ),
+    **dict.fromkeys(("new_ref", "empty_ref", "get", "swap", "addupdate", "freeze", "free_ref"), _reference),
+}
