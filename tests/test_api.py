@@ -315,7 +315,7 @@ def test_what_cannot_be_planned_says_so() -> None:
         return ref[...]
 
     def mapped(x):
-        spec = jax.sharding.PartitionSpec("axis0")
+        spec = jax.sharding.PartitionSpec(place(2).axis_names[0])
         return jax.shard_map(lambda v: v + 1, mesh=place(2).mesh, in_specs=spec, out_specs=spec)(x)
 
     x = np.ones((8, 4), np.float32)

@@ -131,6 +131,35 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "partial and lambda": (partial(jnp.einsum, "ij,jk->ki"), (X, W)),
     "mixture of experts": (moe, (X, W)),
     "scatter": (lambda x, i: jnp.zeros((8, 8)).at[i].add(x).at[0].set(1.0), (X, np.arange(16) % 8)),
+    # The first's gradient has a reshape with its dimensions reordered.
+    "gradients of a grouped convolution": (
+        jax.grad(lambda x, k: lax.conv_general_dilated(x, k, [1], "SAME", feature_group_count=2).var(), (0, 1)),
+        (R.normal(size=(8, 4, 8)).astype(np.float32), R.normal(size=(8, 2, 3)).astype(np.float32)),
+    ),
+    "reshape of reordered dimensions": (
+        lambda x: (lax.reshape(x, (8, 16), (1, 0)), lax.reshape(x, (16, 8), (1, 0))), (X,),
+    ),
+    # XLA merges a slice of a slice without the clamping in between; boxing the first must not bring that about.
+    "slice out of bounds, then split": (
+        lambda x, i: (sbp.to_global(lax.dynamic_slice(x, (i, 0), (8, 8)), "S(0), S(1)"), x.sum()), (X, 99),
+    ),
+    "pinned partial, whatever it was": (
+        lambda x: (sbp.to_global(jnp.sin(x), "P, S(0)"), sbp.to_global(x, "S(1), P(max)") + 1), (X,),
+    ),
+    # Cells that look alike and are wired alike, but for what the user said of one.
+    "one value, pinned in two ways": (
+        lambda x: [sbp.to_global(jnp.sin(x), s) + 1 for s in ("S(0), B", "B, S(1)", "P, B", "B, B")], (X,),
+    ),
+    "pinned and empty": (
+        lambda x: sbp.to_global(sbp.to_global(x[3:3], "P, P(max)") * 2, "S(0), S(1)"), (X,),
+    ),
+    # The sums within the unrolled body are as many as those of the loop around; each must find its own in the plan.
+    "unrolled scan of means": (
+        lambda x, w: (lax.scan(
+            lambda c, r: (c + jnp.sin((c @ w).mean() + r.mean()) + c.mean(), c.mean()), x.mean(0), x, unroll=2
+        ), x.mean()),
+        (X, W),
+    ),
     "segment sum": (lambda x, i: jax.ops.segment_sum(x, i, 8), (X, np.arange(16) % 8)),
     "pad, roll, stack, split": (
         lambda x: (jnp.pad(x, 1), jnp.roll(x, 3, 0), jnp.stack([x, x], 1), jnp.split(x, 4)), (X,),
