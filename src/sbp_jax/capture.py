@@ -9,9 +9,9 @@ import numpy as np
 
 from .errors import PlanError
 from .placement import Placement
-from .planner import pin_signature
+from .planner import inner_pins, pin_signature
 from .signature import Component, Signature
-from .trace import Program, build, user_line
+from .trace import Program, build
 
 
 def aval(x: Any) -> Any:
@@ -95,11 +95,7 @@ def pins(program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree:
             op = ops[k]
             name = f"{words} of {op.label or 'the result'}"
             pins[op.index] = (pin_signature((op.outs or op.ins)[0].shape, signature, where, name), name)
-    for op in program.nodes:
-        if op.name == "sbp.pin":
-            name = f"to_global at {user_line(op.info) or 'an unknown line'}"
-            pins[op.index] = (pin_signature(op.outs[0].shape, op.params["signature"], where, name), name)
-    return pins
+    return pins | inner_pins(program, where)
 
 
 def _is_signature(x: Any) -> bool:

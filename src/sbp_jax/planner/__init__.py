@@ -2,5 +2,6 @@
 
 from .make import Request as Request
 from .make import fingerprint as fingerprint
+from .make import inner_pins as inner_pins
 from .make import make_plan as make_plan
 from .make import pin_signature as pin_signature

@@ -26,7 +26,6 @@ from .problem import Problem, assemble
 from .search import Found, Search, Spell
 from .still import still
 
-
 # What the pins leave of an op's strategies.
 Allowed = Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]
 
@@ -305,6 +304,16 @@ def _sources(value: Value, made: Code, wanted: Sequence[Code], via: Code | None,
     if via is None or via == made or via in wanted:
         return direct[1]
     return min(direct, serve([via, *wanted]), key=lambda x: x[0])[1]
+
+
+def inner_pins(program: Program, placement: Placement) -> dict[int, tuple[Signature, str]]:
+    """By node: the pins written inside the function, ``sbp.to_global``."""
+    pins: dict[int, tuple[Signature, str]] = {}
+    for op in program.nodes:
+        if op.name == "sbp.pin":
+            name = f"to_global at {user_line(op.info) or 'an unknown line'}"
+            pins[op.index] = (pin_signature(op.outs[0].shape, op.params["signature"], placement, name), name)
+    return pins
 
 
 def pin_signature(shape: Sequence[int], signature: Any, placement: Placement, words: str) -> Signature:

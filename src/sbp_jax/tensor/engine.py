@@ -20,7 +20,7 @@ from ..errors import PlacementError, SbpError
 from ..lower import local_function
 from ..pieces import is_even
 from ..placement import Placement
-from ..planner import Request, make_plan
+from ..planner import Request, inner_pins, make_plan
 from ..signature import Partial, Signature, broadcast
 from ..trace import build
 from .spec import Spec, make_spec
@@ -61,7 +61,7 @@ def step_for(
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
     program = build(closed, boundary=("sbp.given", "sbp.result"))
     whole = Signature((broadcast,) * where.ndim)
-    pins: dict[int, tuple[Signature, str]] = {}
+    pins = inner_pins(program, where)
     for k, (op, x) in enumerate(zip(program.input_ops, ins, strict=False)):
         signature = _plain(x.sbp, where) if isinstance(x, Spec) else whole
         op.params = {"kinds": _kinds(signature)}
