@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import Primitive
 from flax import nnx
+from jax.extend.core import Primitive
 
 import sbp_jax as sbp
 import sbp_jax.flax

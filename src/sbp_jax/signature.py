@@ -8,7 +8,7 @@ from Scratch", arXiv:2110.15032, section 3.1).
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, overload
 
 from .errors import SignatureError
@@ -100,14 +100,20 @@ class Signature:
     """
 
     components: tuple[Component, ...]
+    _hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.components))  # routes look signatures up millions of times
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if isinstance(other, Signature):
-            return self.components == other.components
+            return self._hash == other._hash and self.components == other.components
         return self.components == other if isinstance(other, tuple) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.components)
+        return self._hash
 
     @staticmethod
     def parse(text: str) -> "Signature":

@@ -5,6 +5,7 @@ import os
 import random
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -35,7 +36,7 @@ def test_equal_to_plain_jax(seed: int) -> None:
     expected = jax.tree.leaves(jax.jit(fn, compiler_options=_PLAIN)(*program.args))
     given = []
     for x in program.args:
-        is_key = jax.dtypes.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended)
+        is_key = jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended)
         data = None if is_key else np.asarray(x)
         given.append(x if data is None else sbp.tensor(data, placement=where, sbp=a_signature(rng, data, where)))
     told = f"{program}\n# given {[str(g.sbp) if isinstance(g, sbp.GlobalTensor) else 'key' for g in given]}"
