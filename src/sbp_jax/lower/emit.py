@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .. import boxing
@@ -73,7 +74,7 @@ class _Emitter:
     def read(self, scope: Scope, atom: Atom, signature: Signature) -> Any:
         """The local piece of a value in a signature; boxed, once a scope, when it is not there in it yet."""
         if isinstance(atom, Lit):
-            x = jnp.asarray(atom.literal, atom.dtype)
+            x = np.asarray(atom.literal, atom.dtype)  # a constant, not an op
             return x if not signature.has_partial else self.make_partial(x, atom, _whole(signature), signature)
         known = scope.setdefault(atom.id, {})
         if signature in known:

@@ -60,14 +60,16 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
     request.progress("reading the rules")
     factors = factor_maps(program, request.narrow_partial)
     kinds = partial_kinds(program, factors)
-    folded = fold(program, factors, kinds, sizes, _narrow(program, request), request.uneven)
+    allowed = _narrow(program, request)
+    if request.computation_ratio == 0:
+        ways = still(program, factors, kinds, sizes, request.uneven, allowed)
+        if ways is not None:
+            return _unmoved(program, ways, request, name, start)
+    folded = fold(program, factors, kinds, sizes, allowed, request.uneven)
     request.progress("finding repeated layers")
     cells = folded.cells
     groups = classes(cells, folded.free) if request.share_layers else list(range(len(cells)))
     model = CostModel(request.cluster, sizes, request.computation_ratio)
-    choice = still(cells) if request.computation_ratio == 0 and not request.share_layers else None
-    if choice is not None:
-        return _unmoved(program, folded, groups, choice, request, model, name, start)
     request.progress("pricing")
     problem = assemble(cells, groups, model)
     held = held_values(program, folded)
@@ -97,16 +99,26 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
     return plan
 
 
-def _unmoved(
-    program: Program, folded: Folded, groups: Sequence[int], choice: Sequence[int], request: Request, model: CostModel,
-    name: str, start: float,
-) -> PlanData:  # fmt: skip
-    """The plan of a choice that moves nothing: its cost is zero, and so is the bound."""
-    problem = Problem([], {}, len(folded.cells), folded.cells, [1] * len(folded.cells))
-    plan, _ = spell_out(program, folded, problem, groups, choice, [], request, model, name)
-    plan.solver = "still"
-    plan.planning_seconds = time.perf_counter() - start
-    return plan
+def _unmoved(program: Program, ways: Sequence[Strategy | None], request: Request, name: str, start: float) -> PlanData:
+    """The plan of strategies that move nothing: its cost is zero, and so is the bound. Memory is not looked at."""
+    table, nodes = _tabulate(ways)
+    return PlanData(
+        function=name, fingerprint="", placement=request.placement,
+        inputs=[_leaf(op, op.outs[0], ways, 1) for op in program.input_ops],
+        outputs=[_leaf(op, op.ins[0], ways, 0) for op in program.output_ops],
+        strategies=table, nodes=nodes, boxing_list=[], compute_seconds=0.0, boxing_seconds=0.0, memory_per_device=0.0,
+        objective=0.0, bound=0.0, cluster=request.cluster.name, solver="still",
+        planning_seconds=time.perf_counter() - start, unruled=_unruled(program),
+    )  # fmt: skip
+
+
+def _tabulate(
+    ways: Sequence[Strategy | None],
+) -> tuple[list[tuple[tuple[Signature, ...], tuple[Signature, ...]]], list[int]]:
+    """The different strategies as signatures, and by node which of them it has; -1 for none."""
+    table: dict[tuple[tuple[Code, ...], tuple[Code, ...]], int] = {}
+    nodes = [-1 if w is None else table.setdefault((w.ins, w.outs), len(table)) for w in ways]
+    return [(tuple(map(signature_of, i)), tuple(map(signature_of, o))) for i, o in table], nodes
 
 
 def _fitting(search: Search, spell: Spell, request: Request) -> Found | None:
@@ -178,19 +190,16 @@ def spell_out(
         for k, v in enumerate(c.outs)
         if (groups[c.index], k) in shared
     }
-    table: dict[tuple[tuple[Code, ...], tuple[Code, ...]], int] = {}
-    nodes: list[int] = []
     complete: list[Strategy | None] = []
     allowed = _narrow(program, request)
     for op, f in zip(program.nodes, folded.factors, strict=True):
         if op.index not in folded.cell_of:
-            nodes.append(-1)
             complete.append(None)
             continue
         cell = folded.cells[folded.cell_of[op.index]]
         way = _complete(op, f, cell, chosen[cell.index], request, allowed)
         complete.append(way)
-        nodes.append(table.setdefault((way.ins, way.outs), len(table)))
+    table, nodes = _tabulate(complete)
     boxings = list(_boxings(program, folded, complete, hubs, request, model))
     compute = sum(c.times * model.compute_seconds(c, chosen[c.index]) for c in folded.cells)
     moved = sum(b.seconds * b.times for b in boxings)
@@ -210,7 +219,7 @@ def spell_out(
         placement=request.placement,
         inputs=[_leaf(op, op.outs[0], complete, 1) for op in program.input_ops],
         outputs=[_leaf(op, op.ins[0], complete, 0) for op in program.output_ops],
-        strategies=[(tuple(map(signature_of, i)), tuple(map(signature_of, o))) for i, o in table],
+        strategies=table,
         nodes=nodes,
         boxing_list=boxings,
         compute_seconds=compute,

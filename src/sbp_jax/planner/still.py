@@ -1,33 +1,48 @@
 """The plan that moves nothing, where there is one.
 
 Where only movement costs (eager ops), a choice in which every value is made as all its readers want it costs zero,
-and nothing costs less: it needs no search. Most eager ops are such.
+and nothing costs less: it needs no search, no cells, no prices. Most eager ops are such.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ..rules.widen import B, Code, Strategy
-from .cells import Cell
+from ..rules import Factors
+from ..rules.widen import B, Code, Strategy, strategies
+from ..signature import ReduceOp
+from ..trace import Op, Program, Value
+from .cells import free_values
+from .partials import useful_linear
 
 
-def still(cells: Sequence[Cell]) -> list[int] | None:
-    """A strategy for each cell such that no value changes its signature, found by following the operands; or None."""
+def still(
+    program: Program, factors: Sequence[Factors], kinds: dict[int, set[ReduceOp]], axis_sizes: tuple[int, ...],
+    uneven: bool, allowed: Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]],
+) -> list[Strategy | None] | None:  # fmt: skip
+    """By node its strategy, found by following the operands; None for those made where needed. Or None in all."""
+    free = free_values(program, factors, kinds)
     codes: dict[int, Code] = {}
-    choice: list[int] = []
-    for cell in cells:
-        best: tuple[int, int] | None = None
-        for k, way in enumerate(cell.strategies):
-            if all(codes.get(v.id) == c for v, c in zip(cell.ins, way.ins, strict=True)):
-                changed = _not_whole(way)
-                if best is None or changed < best[0]:
-                    best = changed, k
-        if best is None:
+    found: list[Strategy | None] = []
+    for op, f in zip(program.nodes, factors, strict=True):
+        if op.outs and all(v.id in free for v in op.outs):
+            found.append(None)
+            continue
+        # An operand that moves nothing is in the signature it has; literals and free values are in any.
+        given = [codes.get(x.id) if isinstance(x, Value) and x.id not in free else _ANY for x in op.ins]
+        if None in given:
+            return None  # a loop's carry, which is not made yet
+        ways = allowed(op, strategies(f, axis_sizes, useful_linear(op, f, kinds), uneven))
+        fitting = [s for s in ways if all(g is _ANY or g == c for g, c in zip(given, s.ins, strict=True))]
+        if not fitting:
             return None
-        choice.append(best[1])
-        codes.update((v.id, c) for v, c in zip(cell.outs, cell.strategies[best[1]].outs, strict=True))
-    return choice
+        way = min(fitting, key=_not_whole)
+        found.append(way)
+        codes.update((v.id, c) for v, c in zip(op.outs, way.outs, strict=True))
+    return found
+
+
+_ANY: Code = ()
 
 
 def _not_whole(way: Strategy) -> int:
     """Of ways with the same operands, the one whose results are whole is nobody's surprise."""
-    return sum(c != B for code in way.outs for c in code)
+    return sum(c != B for code in (*way.outs, *way.ins) for c in code)

@@ -31,11 +31,13 @@ def call(
     for. ``placement`` and ``sbp`` say where results live, for functions without tensors among their arguments.
     """
     steps = STEPS.of(fn)
-    if not kwargs and all(isinstance(x, Stored) for x in args):  # the usual case, and the quick one
-        short = tuple([x.spec for x in args])
-        step = steps.get(short)
+    if not kwargs:  # tensors alone: the usual case, and the quick one
+        try:
+            step = steps.get(tuple([x.spec for x in args]))
+        except (AttributeError, TypeError):
+            step = None
         if step is not None:
-            return finish(make, step, [x.storage for x in args], name or _name(fn))
+            return finish(make, step, [x.storage for x in args], name or fn)
     leaves, tree = jax.tree.flatten((tuple(args), kwargs), is_leaf=_is_leaf)
     n_positional = len(leaves) if not kwargs else len(jax.tree.leaves(tuple(args), is_leaf=_is_leaf))
     values = [k for k, x in enumerate(leaves) if _is_value(x, k < n_positional)]
@@ -58,15 +60,15 @@ def call(
         step = steps[key] = _make(fn, leaves, tree, values, where, sbp, name or _name(fn))
         if sbp is None and not kwargs and all(isinstance(x, Stored) for x in args):
             steps[tuple(x.spec for x in args)] = step
-    return finish(make, step, [storage_of(leaves[k], where) for k in values], name or _name(fn))
+    return finish(make, step, [storage_of(leaves[k], where) for k in values], name or fn)
 
 
-def finish(make: Make, step: Step, storages: Sequence[Any], name: str) -> Any:
+def finish(make: Make, step: Step, storages: Sequence[Any], name: Any) -> Any:
     """Run a step; its results in the function's own structure."""
-    results = [make(s, x) for s, x in zip(step.specs, invoke(step, storages, name), strict=True)]
+    results = invoke(step, storages, name)
     if step.is_single:
-        return results[0]
-    return jax.tree.unflatten(step.tree, results)
+        return make(step.specs[0], results[0])
+    return jax.tree.unflatten(step.tree, [make(s, x) for s, x in zip(step.specs, results, strict=True)])
 
 
 class Eager:

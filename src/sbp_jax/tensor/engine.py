@@ -31,18 +31,17 @@ _LEAF = jax.tree.structure(0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """A compiled eager op: storages in, storages out; what the results are; the plan it runs by."""
+    """A compiled eager op: storages in, storages out; what the results are; the plan it runs by.
+
+    ``is_single``: the function gives one tensor, not a tree of them.
+    """
 
     jitted: Callable[..., Any]
     specs: tuple[Spec, ...]
     tree: Any
     plan: Any = None
     constants: tuple[Any, ...] = ()
-
-    @property
-    def is_single(self) -> bool:
-        """Whether the function gives one tensor, not a tree of them."""
-        return self.tree == _LEAF
+    is_single: bool = False
 
 
 def step_for(
@@ -91,7 +90,8 @@ def step_for(
     constants = tuple(from_logical(s, c) for s, c in zip(held, program.constants, strict=True))
     taken = [*(x if isinstance(x, Spec) else Spec(x.shape, x.dtype, where, whole) for x in ins), *held]
     jitted = _on_storages(local_function(program, plan), taken, specs, plan.function)
-    return Step(jitted, specs, jax.tree.structure(out_shape), plan, constants)
+    tree = jax.tree.structure(out_shape)
+    return Step(jitted, specs, tree, plan, constants, tree == _LEAF)
 
 
 def boxing_step(src: Spec, dst: Signature) -> Step:
@@ -103,7 +103,7 @@ def boxing_step(src: Spec, dst: Signature) -> Step:
     def box(x: Any) -> list[Any]:
         return [boxing.apply(route, x, where.axis_names)]
 
-    return Step(_on_storages(box, [src], [spec], "to_global"), (spec,), _LEAF, route)
+    return Step(_on_storages(box, [src], [spec], "to_global"), (spec,), _LEAF, route, (), True)
 
 
 def _on_storages(
@@ -145,7 +145,8 @@ class Cache:
     def of(self, fn: Any) -> dict[Hashable, Step]:
         """The steps of one function."""
         try:
-            return self._by_function.setdefault(fn, {})
+            found = self._by_function.get(fn)
+            return self._by_function.setdefault(fn, {}) if found is None else found
         except TypeError:
             return self._named.setdefault(fn, {})
 
@@ -174,15 +175,15 @@ def _told(p: Placement) -> str:
     return f"{p} of ranks {p.ranks.tolist()}"
 
 
-def invoke(step: Step, storages: Sequence[Any], name: str) -> Any:
-    """Run a step; a donated or deleted operand is an error of its own."""
+def invoke(step: Step, storages: Sequence[Any], name: Any) -> Any:
+    """Run a step; a donated or deleted operand is an error of its own. ``name``: of the function, or itself."""
     try:
         return step.jitted(*storages, *step.constants)
     except (RuntimeError, ValueError) as error:
         if "deleted" in str(error) or "donated" in str(error):
             raise SbpError(
-                f"{name}: an operand's buffers are gone: it was donated to a jitted function (donate_argnums) or "
-                "deleted. Use the tensor that the function returned, or do not donate it"
+                f"{getattr(name, '__name__', name)}: an operand's buffers are gone: it was donated to a jitted "
+                "function (donate_argnums) or deleted. Use the tensor that the function returned, or do not donate it"
             ) from error
         raise
 
