@@ -104,12 +104,13 @@ def moves(
     for size in range(2, len(axes) + 1):
         for group in itertools.combinations(axes, size):
             groups.extend(_joint(group, signature, len(shape)))
+    stored = stored_shape(shape, signature, mesh)
     for kind, group, dst in groups:
-        step = _step(kind, group, signature, dst, shape, itemsize, mesh, cluster, uneven)
+        step = _step(kind, group, signature, dst, shape, stored, itemsize, mesh, cluster, uneven)
         if step is not None:
             yield step
     for group, dst in _permuted(signature, mesh):
-        sent = float(math.prod(stored_shape(shape, signature, mesh)) * itemsize)
+        sent = float(math.prod(stored) * itemsize)
         seconds = cluster.collective_seconds("permute", sent, mesh, group)
         yield Step("permute", group, signature, dst, sent, seconds + _STEP_SECONDS)
 
@@ -148,22 +149,19 @@ def _cuts(signature: Signature, mesh: Sequence[int]) -> dict[int, tuple[int, ...
 
 
 def _step(
-    kind: str, axes: tuple[int, ...], src: Signature, dst: Signature, shape: Sequence[int], itemsize: int,
-    mesh: Sequence[int], cluster: Cluster, uneven: bool,
+    kind: str, axes: tuple[int, ...], src: Signature, dst: Signature, shape: Sequence[int], stored: tuple[int, ...],
+    itemsize: int, mesh: Sequence[int], cluster: Cluster, uneven: bool,
 ) -> Step | None:  # fmt: skip
     gathered = {c.dim for i in axes if isinstance(c := src[i], Split)}
     cut = {c.dim for i in axes if isinstance(c := dst[i], Split)}
     ops = {c.op for s in (src, dst) for i in axes if isinstance(c := s[i], Partial)}
-    if (
-        not _is_ordered(src, axes, gathered | cut)
-        or not _is_commuting(src, axes, ops)
-        or not fits(shape, dst, mesh, uneven)
-    ):
+    if not _is_ordered(src, axes, gathered | cut) or not _is_commuting(src, axes, ops):
         return None
-    if len(axes) > 1 and not (is_even(shape, src, mesh) and is_even(shape, dst, mesh)):
-        return None  # nested pieces of different lengths do not line up in one collective
     p = math.prod(mesh[i] for i in axes)
-    group_bytes = _group_elements(shape, src, dst, mesh, p, gathered, cut) * itemsize
+    elements = _group_elements(shape, stored, src, dst, mesh, axes, gathered, cut, uneven)
+    if elements is None:
+        return None
+    group_bytes = elements * itemsize
     if kind in LOCAL:
         # XLA fuses a slice, or a value masked to zero, into what reads it; only a piece put into zeros is a copy.
         copied = cluster.copy_seconds(group_bytes) if gathered else 0.0
@@ -175,9 +173,21 @@ def _step(
 
 
 def _group_elements(
-    shape: Sequence[int], src: Signature, dst: Signature, mesh: Sequence[int], p: int, gathered: Set[int], cut: Set[int]
-) -> float:
-    """Elements of the tensor as a group sees it, padded to whole pieces of what it gathers or cuts."""
-    before, after = stored_shape(shape, src, mesh), stored_shape(shape, dst, mesh)
-    lengths = [p * before[d] if d in gathered else p * after[d] if d in cut else before[d] for d in range(len(shape))]
+    shape: Sequence[int], stored: Sequence[int], src: Signature, dst: Signature, mesh: Sequence[int],
+    axes: Sequence[int], gathered: Set[int], cut: Set[int], uneven: bool,
+) -> float | None:  # fmt: skip
+    """Elements of the tensor as a group sees it, padded to whole pieces of what it gathers or cuts.
+
+    None where that cannot be: a piece would be empty, or, unless ``uneven``, of another length than the next.
+    """
+    p = math.prod(mesh[i] for i in axes)
+    if not uneven:
+        divides = all(stored[d] % p == 0 for d in cut)
+        return float(math.prod(stored) * p ** len(gathered)) if divides else None
+    if not fits(shape, dst, mesh, uneven):
+        return None
+    if len(axes) > 1 and any(shape[d] % math.prod(splits(s, mesh, d)) for s in (src, dst) for d in gathered | cut):
+        return None  # nested pieces of different lengths do not line up in one collective
+    after = stored_shape(shape, dst, mesh)
+    lengths = [p * n if d in gathered else p * after[d] if d in cut else n for d, n in enumerate(stored)]
     return float(math.prod(lengths))

@@ -46,7 +46,7 @@ class Step:
 
 def step_for(
     fn: Callable[..., Any], ins: Sequence[Spec | jax.ShapeDtypeStruct], where: Placement,
-    results: Signature | Spec | None = None, name: str = "",
+    results: Signature | None = None, name: str = "",
 ) -> Step:  # fmt: skip
     """Plan and lower ``fn`` of logical values.
 
@@ -54,7 +54,7 @@ def step_for(
         fn: a JAX function of one positional argument for each of ``ins``.
         ins: global tensors' specs; plain arrays and numbers, which are whole, as shapes.
         where: the placement of everything.
-        results: a signature that every result must have, or one result's spec; None: the cheapest.
+        results: the signature that every result must have; None: the cheapest.
     """
     avals = [x.aval if isinstance(x, Spec) else x for x in ins]
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
@@ -68,8 +68,7 @@ def step_for(
     wanted: list[Signature] = []
     for k, (op, aval) in enumerate(zip(program.output_ops, jax.tree.leaves(out_shape), strict=True)):
         if results is not None:
-            signature = results.sbp if isinstance(results, Spec) else results
-            wanted.append(make_spec(tuple(aval.shape), aval.dtype, where, signature).sbp)
+            wanted.append(make_spec(tuple(aval.shape), aval.dtype, where, results).sbp)
             op.params = {"kinds": _kinds(wanted[k])}
             pins[op.index] = (_plain(wanted[k], where), f"result {k}")
     even = all(is_even(x.shape, x.sbp, where.shape) for x in ins if isinstance(x, Spec))
