@@ -11,7 +11,7 @@ from .errors import PlanError
 from .placement import Placement
 from .planner import inner_pins, pin_signature
 from .signature import Component, Signature
-from .trace import Program, build
+from .trace import Program, build, without_collecting
 
 
 def aval(x: Any) -> Any:
@@ -37,10 +37,12 @@ def trace(
         supply = iter(dynamic)
         return fn(*(args[i] if i in static else next(supply) for i in range(len(args))), **kwargs)
 
-    closed, out_shape = jax.make_jaxpr(flat, return_shape=True)(dynamic, jax.tree.map(aval, kwargs))
+    with without_collecting():
+        closed, out_shape = jax.make_jaxpr(flat, return_shape=True)(dynamic, jax.tree.map(aval, kwargs))
     paths = jax.tree_util.tree_flatten_with_path((dynamic, kwargs))[0]
     names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in paths]
-    program = build(closed, names)
+    with without_collecting():
+        program = build(closed, names)
     out_paths = jax.tree_util.tree_flatten_with_path(out_shape)[0]
     for op, (path, _) in zip(program.output_ops, out_paths, strict=True):
         op.label = jax.tree_util.keystr(path, simple=True, separator="/")

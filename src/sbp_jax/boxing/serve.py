@@ -1,5 +1,6 @@
 """One value, several signatures wanted: which is boxed from which, at the least cost in all."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -21,7 +22,15 @@ def serve(
     A value made partial and needed both whole and split, say, is reduced once and then cut. Up to five needs the
     cheapest arborescence is found by trying all; beyond, the nearest need joins first (Prim).
     """
-    wanted = [s for s in dict.fromkeys(needs) if s != src]
+    return dict(_serve(src, tuple(dict.fromkeys(needs)), tuple(shape), itemsize, tuple(mesh), cluster))
+
+
+@functools.lru_cache(maxsize=16384)
+def _serve(
+    src: Signature, needs: tuple[Signature, ...], shape: tuple[int, ...], itemsize: int, mesh: tuple[int, ...],
+    cluster: Cluster,
+) -> dict[Signature, Signature]:  # fmt: skip
+    wanted = [s for s in needs if s != src]
     states = [src, *wanted]
     seconds, sent = cost_matrix(states, shape, itemsize, mesh, cluster)
     # Bytes break ties between routes of the same time.

@@ -1,12 +1,11 @@
 """Program + placement -> plan: factor maps, cells, classes, the 0-1 program, its solution spelled out."""
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from .. import boxing
 from ..cluster import Cluster
@@ -16,14 +15,14 @@ from ..plan import Boxing, Leaf, Move, PlanData
 from ..rules import Factors, lookup
 from ..rules.widen import Code, Strategy, code_of, signature_of, strategies
 from ..signature import Signature, broadcast, local_shape, signature_for
-from ..trace import Op, Program, Value, user_line
-from .cells import Cell, Folded, factor_maps, fold
+from ..trace import Op, Program, Value, user_line, without_collecting
+from .cells import Folded, factor_maps, fold
 from .classes import classes
 from .cost import CostModel
-from .memory import Held, held_values, profile
+from .memory import Footprint, Held, held_values, profile
 from .partials import partial_kinds
 from .problem import Problem, assemble
-from .search import Found, Search, Spell
+from .search import Found, Search
 from .still import still
 
 # What the pins leave of an op's strategies.
@@ -55,6 +54,11 @@ class Request:
 
 def make_plan(program: Program, request: Request, name: str = "function") -> PlanData:
     """The cheapest plan, with its proven bound. Raises ``PlanError`` where pins or memory allow none."""
+    with without_collecting():
+        return _make_plan(program, request, name)
+
+
+def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     start = time.perf_counter()
     sizes = request.placement.shape
     request.progress("reading the rules")
@@ -76,14 +80,12 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
     built = time.perf_counter()
     request.progress("solving")
 
-    def spell(choice: Sequence[int]) -> tuple[PlanData, np.ndarray]:
-        return spell_out(program, folded, problem, groups, choice, held, request, model, name)
-
-    search = Search(problem, held, folded, groups, model, request.gap, request.time_limit, request.progress)
-    found = _fitting(search, spell, request)
+    footprint = Footprint(problem, held, folded, groups, model, len(program.nodes))
+    found, note = _fitting(Search(problem, footprint, request.gap, request.time_limit, request.progress), request)
     if found is None:
         raise PlanError(_contradiction(request))
-    plan = found.plan
+    plan = spell_out(program, folded, problem, groups, found.solution.choice, held, request, model, name)
+    plan.notes += note
     plan.solver = "ilp"
     plan.bound = min(found.bound, plan.objective)
     plan.planning_seconds = time.perf_counter() - start
@@ -121,17 +123,14 @@ def _tabulate(
     return [(tuple(map(signature_of, i)), tuple(map(signature_of, o))) for i, o in table], nodes
 
 
-def _fitting(search: Search, spell: Spell, request: Request) -> Found | None:
+def _fitting(search: Search, request: Request) -> tuple[Found | None, list[str]]:
     """The plan that fits. Where the limit is only the device's own, one that does not is better than none."""
     try:
-        return search.run(spell, request.memory_limit_bytes)
+        return search.run(request.memory_limit_bytes), []
     except PlanError as error:
         if request.limit_is_firm:
             raise
-        found = search.run(spell, None)
-        if found is not None:
-            found.plan.notes.append(f"does not fit by the memory model: {error}")
-        return found
+        return search.run(None), [f"does not fit by the memory model: {error}"]
 
 
 def _narrow(program: Program, request: Request) -> Allowed:
@@ -166,13 +165,16 @@ def _contradiction(request: Request) -> str:
     return f"no plan satisfies all pins at once: {pins or 'there are none, which is a bug'}"
 
 
+dtype_text = functools.cache(str)
+
+
 def fingerprint(program: Program) -> str:
     """A hash of what the program computes: ops, shapes, dtypes, wiring."""
     digest = hashlib.sha256()
     for op in program.nodes:
         digest.update(
             f"{op.name}|{[(x.id if isinstance(x, Value) else str(x)) for x in op.ins]}|"
-            f"{[(v.id, v.shape, str(v.dtype)) for v in op.outs]}\n".encode()
+            f"{[(v.id, v.shape, dtype_text(v.dtype)) for v in op.outs]}\n".encode()
         )
     return digest.hexdigest()[:16]
 
@@ -180,8 +182,8 @@ def fingerprint(program: Program) -> str:
 def spell_out(
     program: Program, folded: Folded, problem: Problem, groups: Sequence[int], choice: Sequence[int],
     held: Sequence[Held], request: Request, model: CostModel, name: str,
-) -> tuple[PlanData, np.ndarray]:  # fmt: skip
-    """A choice as a plan: every node's signatures, every boxing between them; and the memory over its nodes."""
+) -> PlanData:  # fmt: skip
+    """A choice as a plan: every node's signatures, every boxing between them."""
     chosen = [cell.strategies[choice[k]] for cell, k in zip(folded.cells, groups, strict=True)]
     shared = {(group, result): problem.codes[hub][choice[hub]] for hub, (group, result) in problem.hub_source.items()}
     hubs = {
@@ -192,13 +194,18 @@ def spell_out(
     }
     complete: list[Strategy | None] = []
     allowed = _narrow(program, request)
+    known: dict[object, Strategy] = {}
+    pinned = {*request.pins, *(program.input_ops[i].index for i, _ in program.donated)} if request.pins else set()
     for op, f in zip(program.nodes, folded.factors, strict=True):
         if op.index not in folded.cell_of:
             complete.append(None)
             continue
         cell = folded.cells[folded.cell_of[op.index]]
-        way = _complete(op, f, cell, chosen[cell.index], request, allowed)
-        complete.append(way)
+        ins, outs = cell.codes(chosen[cell.index], op)
+        key = (id(f), ins, outs, op.index if op.index in pinned else -1)
+        if key not in known:
+            known[key] = _complete(op, f, ins, outs, request, allowed)
+        complete.append(known[key])
     table, nodes = _tabulate(complete)
     boxings = list(_boxings(program, folded, complete, hubs, request, model))
     compute = sum(c.times * model.compute_seconds(c, chosen[c.index]) for c in folded.cells)
@@ -213,7 +220,7 @@ def spell_out(
         if b.dst == signature_of(hubs.get(b.value_id, ())):
             codes[b.value_id].append(code_of(b.dst))
     memory = profile(held, codes, model, len(program.nodes))
-    plan = PlanData(
+    return PlanData(
         function=name,
         fingerprint=fingerprint(program),
         placement=request.placement,
@@ -232,12 +239,12 @@ def spell_out(
         planning_seconds=0.0,
         unruled=_unruled(program),
     )
-    return plan, memory
 
 
-def _complete(op: Op, f: Factors, cell: Cell, way: Strategy, request: Request, allowed: Allowed) -> Strategy:
+def _complete(
+    op: Op, f: Factors, ins: tuple[Code | None, ...], outs: tuple[Code, ...], request: Request, allowed: Allowed
+) -> Strategy:
     """The op's own strategy: the cell's, with the operands that needed no decision filled in."""
-    ins, outs = cell.codes(way, op)
     found = None
     for s in allowed(op, strategies(f, request.placement.shape, (True,) * len(f.linear), request.uneven)):
         if s.outs == outs and all(a is None or a == b for a, b in zip(ins, s.ins, strict=True)):

@@ -106,30 +106,62 @@ def profile(held: Sequence[Held], codes: dict[int, list[Code]], model: CostModel
     return np.cumsum(change[:-1])
 
 
-def weigh(
-    problem: Problem, held: Sequence[Held], folded: Folded, groups: Sequence[int], model: CostModel, at: int
-) -> Problem:
-    """A problem whose total is the bytes held at one node instead of seconds: same nodes, same choices."""
-    producer = {v.id: (c, k) for c in folded.cells for k, v in enumerate(c.outs)}
-    hub_of = {key: hub for hub, key in problem.hub_source.items()}
-    nodes = [np.zeros(len(c)) for c in problem.nodes]
-    result = Problem(nodes, {}, problem.n_classes, problem.representative, problem.count)
-    counted: dict[tuple[int, int], int] = {}
-    for h in held:
-        if h.start <= at <= h.end and h.value.id in producer:
-            cell, k = producer[h.value.id]
-            key = (groups[cell.index], k)
-            counted[key] = counted.get(key, 0) + 1
-    for (group, k), n in counted.items():
-        cell = problem.representative[group]
-        value, made = cell.outs[k], [s.outs[k] for s in cell.strategies]
-        result.nodes[group] = result.nodes[group] + n * np.array([model.local_bytes(value, c) for c in made])
-        hub = hub_of.get((group, k))
-        if hub is not None:
-            copies = n * np.array([model.local_bytes(value, c) for c in problem.codes[hub]])
-            other = np.array([[m != c for c in problem.codes[hub]] for m in made])
-            result.connect(group, hub, other * copies[None, :])
-    return result
+class Footprint:
+    """What choices hold, as tables: the bytes over the program's nodes of any choice without spelling out its plan."""
+
+    def __init__(
+        self, problem: Problem, held: Sequence[Held], folded: Folded, groups: Sequence[int], model: CostModel,
+        n_nodes: int,
+    ) -> None:  # fmt: skip
+        self.problem, self.n_nodes = problem, n_nodes
+        producer = {v.id: (c, k) for c in folded.cells for k, v in enumerate(c.outs)}
+        hub_of = {key: hub for hub, key in problem.hub_source.items()}
+        keys: dict[tuple[int, int], int] = {}
+        at: list[int] = []
+        lives: list[tuple[int, int]] = []
+        for h in held:
+            if h.value.id in producer:
+                cell, k = producer[h.value.id]
+                at.append(keys.setdefault((groups[cell.index], k), len(keys)))
+                lives.append((h.start, h.end))
+        self.key = np.array(at, np.int64)
+        self.start, self.end = np.array(lives, np.int64).reshape(-1, 2).T
+        # Of each kind of value: its maker, bytes by the maker's choice; its hub, bytes of the copy by both choices.
+        self.makers: list[tuple[int, np.ndarray, int | None, np.ndarray]] = []
+        for group, k in keys:
+            cell = problem.representative[group]
+            value, made = cell.outs[k], [s.outs[k] for s in cell.strategies]
+            own = np.array([model.local_bytes(value, c) for c in made])
+            hub = hub_of.get((group, k))
+            codes = problem.codes[hub] if hub is not None else ()
+            copies = np.array([[0.0 if m == c else model.local_bytes(value, c) for c in codes] for m in made])
+            self.makers.append((group, own, hub, copies))
+
+    def over_time(self, choice: Sequence[int]) -> np.ndarray:
+        """Bytes a device holds at each node."""
+        sizes = np.array([
+            own[choice[group]] + (copies[choice[group], choice[hub]] if hub is not None else 0.0)
+            for group, own, hub, copies in self.makers
+        ])  # fmt: skip
+        change = np.zeros(self.n_nodes + 1)
+        if len(self.key):
+            np.add.at(change, self.start, sizes[self.key])
+            np.add.at(change, self.end + 1, -sizes[self.key])
+        return np.rint(np.cumsum(change[:-1]))  # bytes are whole; sums of large ones are not quite
+
+    def at(self, point: int) -> Problem:
+        """A problem whose total is the bytes held at one node instead of seconds: same nodes, same choices."""
+        base = self.problem
+        nodes = [np.zeros(len(c)) for c in base.nodes]
+        result = Problem(nodes, {}, base.n_classes, base.representative, base.count)
+        alive = self.key[(self.start <= point) & (point <= self.end)]
+        for kind, n in enumerate(np.bincount(alive, minlength=len(self.makers))):
+            if n:
+                group, own, hub, copies = self.makers[kind]
+                result.nodes[group] = result.nodes[group] + n * own
+                if hub is not None:
+                    result.connect(group, hub, n * copies)
+        return result
 
 
 def penalised(problem: Problem, weights: Sequence[tuple[float, Problem]]) -> Problem:

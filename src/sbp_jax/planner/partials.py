@@ -35,6 +35,9 @@ def useful_linear(op: Op, factors: Factors, kinds: dict[int, set[ReduceOp]]) -> 
     A global tensor given or wanted partial is so in the ``kinds`` its node names; a pin says it in its signature.
     """
 
+    if not factors.linear:
+        return ()
+
     def can(x: object, kind: ReduceOp) -> bool:
         return isinstance(x, Value) and kind in kinds.get(x.id, ())
 

@@ -13,24 +13,20 @@ import numpy as np
 from scipy import optimize
 
 from ..errors import PlanError
-from ..plan import PlanData
-from .cells import Folded
-from .cost import CostModel
-from .memory import Held, penalised, weigh
+from .memory import Footprint, penalised
 from .problem import IMPOSSIBLE, Problem
 from .solve import Solution, solve
 
-Spell = Callable[[Sequence[int]], tuple[PlanData, np.ndarray]]
 _ROUNDS = 40
 _LEAST_ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The plan, its solution, and the bound proven for the objective."""
+    """The solution (its choice is the plan), its seconds a step without prices, and the bound proven for them."""
 
-    plan: PlanData
     solution: Solution
+    seconds: float
     bound: float
 
 
@@ -39,16 +35,13 @@ class Search:
     """One planning problem, with and without a memory limit."""
 
     problem: Problem
-    held: Sequence[Held]
-    folded: Folded
-    groups: Sequence[int]
-    model: CostModel
+    footprint: Footprint
     gap: float
     time_limit: float | None
     progress: Callable[[str], None]
     _at: dict[int, Problem] = field(default_factory=dict)
 
-    def run(self, spell: Spell, limit: float | None) -> Found | None:
+    def run(self, limit: float | None) -> Found | None:
         """The cheapest plan within ``limit`` bytes a device; None where pins allow no plan at all.
 
         Raises ``PlanError`` with the smallest limit found possible, where ``limit`` is less.
@@ -56,24 +49,25 @@ class Search:
         solution = solve(self.problem, self.gap, self.time_limit)
         if solution is None:
             return None
-        plan, memory = spell(solution.choice)
+        found = Found(solution, solution.objective, solution.bound)
+        memory = self.footprint.over_time(solution.choice)
         if limit is None or memory.max(initial=0.0) <= limit:
-            return Found(plan, solution, solution.bound)
-        return self._fit(spell, limit, solution, plan, memory)
+            return found
+        return self._fit(limit, found, memory)
 
     def _bytes_at(self, point: int) -> Problem:
         if point not in self._at:
-            self._at[point] = weigh(self.problem, self.held, self.folded, self.groups, self.model, point)
+            self._at[point] = self.footprint.at(point)
         return self._at[point]
 
-    def _fit(self, spell: Spell, limit: float, solution: Solution, plan: PlanData, memory: np.ndarray) -> Found:
+    def _fit(self, limit: float, first: Found, memory: np.ndarray) -> Found:
         points = [int(memory.argmax())]
-        seen = [(solution.objective, memory)]
+        seen = [(first.seconds, memory)]
         best: Found | None = None
-        bound = solution.bound
-        least = self._least(spell, points, 1)
+        solution, bound = first.solution, first.bound
+        least = self._least(points, 1)
         if least is not None and least[1][points[0]] > limit * (1 + 1e-6):
-            raise PlanError(_too_small(limit, self._least(spell, points, _LEAST_ROUNDS) or least))
+            raise PlanError(_too_small(limit, self._least(points, _LEAST_ROUNDS) or least))
         for round_number in range(_ROUNDS):
             prices, ceiling = _master(seen, points, limit)
             self.progress(f"fitting into memory, round {round_number + 1}")
@@ -82,29 +76,29 @@ class Search:
             if priced_solution is None:
                 break
             solution = priced_solution
-            plan, memory = spell(solution.choice)
+            memory = self.footprint.over_time(solution.choice)
             bound = max(bound, solution.bound - float(np.dot(prices, np.full(len(points), limit))))
             seconds = self.problem.evaluate(solution.choice)
             known = any(abs(c - seconds) < 1e-15 and np.array_equal(m, memory) for c, m in seen)
             seen.append((seconds, memory))
             if memory.max(initial=0.0) <= limit:
-                if best is None or plan.objective < best.plan.objective:
-                    best = Found(plan, solution, bound)
+                if best is None or seconds < best.seconds:
+                    best = Found(solution, seconds, bound)
             elif int(memory.argmax()) not in points:
                 points.append(int(memory.argmax()))
                 continue
-            if best is not None and (best.plan.objective - bound <= 1e-6 * best.plan.objective or known):
+            if best is not None and (best.seconds - bound <= 1e-6 * best.seconds or known):
                 break
             if known and ceiling - bound <= 1e-9 * abs(ceiling):
                 break
         if best is None:
-            least = self._least(spell, points, _LEAST_ROUNDS)
+            least = self._least(points, _LEAST_ROUNDS)
             if least is None or least[1].max() > limit:
                 raise PlanError(_too_small(limit, least or (solution, memory)))
-            best = Found(spell(least[0].choice)[0], least[0], bound)
-        return Found(best.plan, best.solution, min(bound, best.plan.objective))
+            best = Found(least[0], self.problem.evaluate(least[0].choice), bound)
+        return Found(best.solution, best.seconds, min(bound, best.seconds))
 
-    def _least(self, spell: Spell, points: Sequence[int], rounds: int) -> tuple[Solution, np.ndarray] | None:
+    def _least(self, points: Sequence[int], rounds: int) -> tuple[Solution, np.ndarray] | None:
         """The plan of the smallest peak found when memory is all that counts, and its memory over the step.
 
         With one round, it is the least that can be held at the first of ``points``.
@@ -117,7 +111,7 @@ class Search:
             solution = solve(priced, 1e-3, self.time_limit)
             if solution is None:
                 break
-            _, memory = spell(solution.choice)
+            memory = self.footprint.over_time(solution.choice)
             if found is None or memory.max() < found[1].max():
                 found = (solution, memory)
             worst = int(memory.argmax())

@@ -9,5 +9,6 @@ from .graph import Op as Op
 from .graph import Program as Program
 from .graph import Structured as Structured
 from .graph import Value as Value
+from .pause import without_collecting as without_collecting
 from .pin import pin as pin
 from .source import user_line as user_line
