@@ -114,25 +114,28 @@ class Footprint:
         n_nodes: int,
     ) -> None:  # fmt: skip
         self.problem, self.n_nodes = problem, n_nodes
-        producer = {v.id: (c, k) for c in folded.cells for k, v in enumerate(c.outs)}
         hub_of = {key: hub for hub, key in problem.hub_source.items()}
-        keys: dict[tuple[int, int], int] = {}
-        at: list[int] = []
-        lives: list[tuple[int, int]] = []
-        for h in held:
-            if h.value.id in producer:
-                cell, k = producer[h.value.id]
-                at.append(keys.setdefault((groups[cell.index], k), len(keys)))
-                lives.append((h.start, h.end))
-        self.key = np.array(at, np.int64)
-        self.start, self.end = np.array(lives, np.int64).reshape(-1, 2).T
-        # Of each kind of value: its maker, bytes by the maker's choice; its hub, bytes of the copy by both choices.
+        # Where a value comes from: its class, and which of the results there, or which of the values inside it.
+        places = {v.id: (groups[c.index], "result", k) for c in folded.cells for k, v in enumerate(c.outs)}
+        for cell in folded.cells:
+            inner = [v for op in cell.ops for v in op.outs] if cell.root is not None else []
+            for k, v in enumerate(inner):
+                places.setdefault(v.id, (groups[cell.index], "inside", k))
+        kinds: dict[tuple[int, str, int], int] = {}
+        known = [(kinds.setdefault(places[h.value.id], len(kinds)), h) for h in held if h.value.id in places]
+        self.kind = np.array([kind for kind, _ in known], np.int64)
+        self.start, self.end = np.array([(h.start, h.end) for _, h in known], np.int64).reshape(-1, 2).T
+        # Of each kind of value: its class, bytes by the choice there; its hub, bytes of the copy by both choices.
         self.makers: list[tuple[int, np.ndarray, int | None, np.ndarray]] = []
-        for group, k in keys:
+        for group, side, k in kinds:
             cell = problem.representative[group]
-            value, made = cell.outs[k], [s.outs[k] for s in cell.strategies]
+            if side == "result":
+                value, made = cell.outs[k], [s.outs[k] for s in cell.strategies]
+            else:
+                value = [v for op in cell.ops for v in op.outs][k]
+                made = [cell.follow(s.ins[0])(value) or () for s in cell.strategies]
             own = np.array([model.local_bytes(value, c) for c in made])
-            hub = hub_of.get((group, k))
+            hub = hub_of.get((group, k)) if side == "result" else None
             codes = problem.codes[hub] if hub is not None else ()
             copies = np.array([[0.0 if m == c else model.local_bytes(value, c) for c in codes] for m in made])
             self.makers.append((group, own, hub, copies))
@@ -144,9 +147,9 @@ class Footprint:
             for group, own, hub, copies in self.makers
         ])  # fmt: skip
         change = np.zeros(self.n_nodes + 1)
-        if len(self.key):
-            np.add.at(change, self.start, sizes[self.key])
-            np.add.at(change, self.end + 1, -sizes[self.key])
+        if len(self.kind):
+            np.add.at(change, self.start, sizes[self.kind])
+            np.add.at(change, self.end + 1, -sizes[self.kind])
         return np.rint(np.cumsum(change[:-1]))  # bytes are whole; sums of large ones are not quite
 
     def at(self, point: int) -> Problem:
@@ -154,7 +157,7 @@ class Footprint:
         base = self.problem
         nodes = [np.zeros(len(c)) for c in base.nodes]
         result = Problem(nodes, {}, base.n_classes, base.representative, base.count)
-        alive = self.key[(self.start <= point) & (point <= self.end)]
+        alive = self.kind[(self.start <= point) & (point <= self.end)]
         for kind, n in enumerate(np.bincount(alive, minlength=len(self.makers))):
             if n:
                 group, own, hub, copies = self.makers[kind]

@@ -18,7 +18,7 @@ from .problem import IMPOSSIBLE, Problem
 from .solve import Solution, solve
 
 _ROUNDS = 40
-_LEAST_ROUNDS = 6
+_LEAST_ROUNDS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Search:
     time_limit: float | None
     progress: Callable[[str], None]
     _at: dict[int, Problem] = field(default_factory=dict)
+    _most_bytes: float = 1.0
 
     def run(self, limit: float | None) -> Found | None:
         """The cheapest plan within ``limit`` bytes a device; None where pins allow no plan at all.
@@ -62,12 +63,15 @@ class Search:
 
     def _fit(self, limit: float, first: Found, memory: np.ndarray) -> Found:
         points = [int(memory.argmax())]
+        self._most_bytes = float(memory.max())
         seen = [(first.seconds, memory)]
         best: Found | None = None
         solution, bound = first.solution, first.bound
-        least = self._least(points, 1)
-        if least is not None and least[1][points[0]] > limit * (1 + 1e-6):
-            raise PlanError(_too_small(limit, self._least(points, _LEAST_ROUNDS) or least))
+        lowest = self._least_at(points[0])
+        if lowest is not None:
+            profile = self.footprint.over_time(lowest.choice)
+            if profile[points[0]] > limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
+                raise PlanError(_too_small(limit, self._least([(first.solution, memory), (lowest, profile)])))
         for round_number in range(_ROUNDS):
             prices, ceiling = _master(seen, points, limit)
             self.progress(f"fitting into memory, round {round_number + 1}")
@@ -92,31 +96,49 @@ class Search:
             if known and ceiling - bound <= 1e-9 * abs(ceiling):
                 break
         if best is None:
-            least = self._least(points, _LEAST_ROUNDS)
-            if least is None or least[1].max() > limit:
-                raise PlanError(_too_small(limit, least or (solution, memory)))
+            least = self._least([(first.solution, seen[0][1]), (solution, memory)])
+            if least[1].max() > limit:
+                raise PlanError(_too_small(limit, least))
             best = Found(least[0], self.problem.evaluate(least[0].choice), bound)
         return Found(best.solution, best.seconds, min(bound, best.seconds))
 
-    def _least(self, points: Sequence[int], rounds: int) -> tuple[Solution, np.ndarray] | None:
+    def _least_at(self, point: int) -> Solution | None:
+        """The plan that holds the least at one point of the step."""
+        return self._smallest({point: 1.0})
+
+    def _smallest(self, weights: dict[int, float]) -> Solution | None:
+        # Bytes as parts of what the cheapest plan holds: small beside what is impossible.
+        prices = [(w / self._most_bytes, self._bytes_at(t)) for t, w in weights.items() if w > 0]
+        return solve(penalised(_costless(self.problem), prices), 1e-3, self.time_limit)
+
+    def _least(self, first: Sequence[tuple[Solution, np.ndarray]]) -> tuple[Solution, np.ndarray]:
         """The plan of the smallest peak found when memory is all that counts, and its memory over the step.
 
-        With one round, it is the least that can be held at the first of ``points``.
+        The points at which plans peak are weighted so that the plans seen, weighed so, hold the most (a game of
+        two, solved by Kelley's planes); the plan that holds the least by these weights is the next one seen.
         """
-        weights = {t: 1.0 for t in points[:1] if rounds == 1} or dict.fromkeys(points, 1.0)
-        found: tuple[Solution, np.ndarray] | None = None
-        for _ in range(rounds):
-            total = sum(weights.values())
-            priced = penalised(_costless(self.problem), [(w / total, self._bytes_at(t)) for t, w in weights.items()])
-            solution = solve(priced, 1e-3, self.time_limit)
+        seen = list(first)
+        for _ in range(_LEAST_ROUNDS):
+            points = sorted({int(m.argmax()) for _, m in seen})
+            weights = _weights(np.array([m[points] for _, m in seen]) / self._most_bytes)
+            solution = self._smallest(dict(zip(points, weights, strict=True)))
             if solution is None:
                 break
             memory = self.footprint.over_time(solution.choice)
-            if found is None or memory.max() < found[1].max():
-                found = (solution, memory)
-            worst = int(memory.argmax())
-            weights[worst] = 2 * weights.get(worst, total / len(weights))
-        return found
+            if any(np.array_equal(m, memory) for _, m in seen):
+                break
+            seen.append((solution, memory))
+        return min(seen, key=lambda x: float(x[1].max()))
+
+
+def _weights(held: np.ndarray) -> np.ndarray:
+    """Weights of points (columns), adding up to 1, under which the lightest plan seen (rows) is the heaviest."""
+    n = held.shape[1]
+    result = optimize.linprog(
+        np.r_[np.zeros(n), -1.0], A_ub=np.c_[-held, np.ones(len(held))], b_ub=np.zeros(len(held)),
+        A_eq=np.r_[np.ones(n), 0.0][None], b_eq=[1.0], bounds=[(0.0, 1.0)] * n + [(None, None)], method="highs",
+    )  # fmt: skip
+    return result.x[:n]
 
 
 def _too_small(limit: float, least: tuple[Solution, np.ndarray]) -> str:
@@ -132,7 +154,7 @@ def _costless(problem: Problem) -> Problem:
     """The same problem where only what is impossible costs anything."""
 
     def clear(x: np.ndarray) -> np.ndarray:
-        return np.where(x >= IMPOSSIBLE / 2, IMPOSSIBLE * 1e9, x * 1e-9)
+        return np.where(x >= IMPOSSIBLE / 2, IMPOSSIBLE, 0.0)
 
     return Problem(
         [clear(c) for c in problem.nodes], {k: clear(m) for k, m in problem.edges.items()}, problem.n_classes,
