@@ -143,6 +143,15 @@ def test_printing() -> None:
     assert "traced" in str(jax.make_jaxpr(lambda t: print_of(t))(x).consts or PRINTED[0])
 
 
+def test_shapes_and_formats() -> None:
+    x = sbp.ones(4, 4, placement=LINE4, sbp="S(0)")
+    shape = jax.eval_shape(lambda t: t @ t.T, x)
+    assert shape.shape == (4, 4) and "no values" in repr(shape)
+    assert f"{x.sum():.1f}" == "16.0" and "sbp=(S(0))" in f"{x}"
+    with pytest.raises(sbp.SbpError, match=r"x\[index\] needs values"):
+        x[x > 0]
+
+
 PRINTED: list[str] = []
 
 

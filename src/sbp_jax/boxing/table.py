@@ -42,6 +42,11 @@ class Step:
     seconds: float
 
     @property
+    def collective(self) -> str | None:
+        """The collective by its kind; None for what a device does alone."""
+        return self.kind if self.is_collective else None
+
+    @property
     def is_collective(self) -> bool:
         """Whether devices talk."""
         return self.kind not in LOCAL

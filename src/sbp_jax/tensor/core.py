@@ -184,12 +184,17 @@ class Stored:
         shown = ""
         if is_tracer(self.storage):
             head += ", traced"
+        elif not isinstance(self.storage, jax.Array):  # a shape, or whatever a tree function put there
+            head += ", no values"
         elif self.storage.is_deleted():
             head += ", donated or deleted"
         elif self.storage.is_fully_addressable:
             text = np.array2string(self.numpy(), prefix="GlobalTensor(", separator=", ", threshold=100)
             shown = f"{text}, " if "\n" not in text else f"{text},\n             "
         return f"GlobalTensor({shown}{head})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
 
     def __hash__(self) -> int:
         return id(self)

@@ -133,7 +133,7 @@ class GlobalTensor(Stored):
     permute = transpose
 
     def __getitem__(self, index: Any) -> "GlobalTensor":
-        return call(GlobalTensor, _take, (self, _fixed(index)), {})
+        return call(GlobalTensor, _take, (self, _fixed(index)), {}, name="x[index]")
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise TypeError(
@@ -209,7 +209,7 @@ class _AtIndex:
         self._x, self._index = x, index
 
     def _update(self, how: str, values: Any, options: dict[str, Any]) -> GlobalTensor:
-        return call(GlobalTensor, _update, (self._x, self._index, values, how), options)
+        return call(GlobalTensor, _update, (self._x, self._index, values, how), options, name=f"x.at[index].{how}")
 
     def set(self, values: Any, **options: Any) -> GlobalTensor:
         """Elements replaced."""
@@ -233,7 +233,7 @@ class _AtIndex:
 
     def get(self, **options: Any) -> GlobalTensor:
         """The elements, with a choice of what an index out of bounds gives."""
-        return call(GlobalTensor, _look_up, (self._x, self._index), options)
+        return call(GlobalTensor, _look_up, (self._x, self._index), options, name="x.at[index].get")
 
 
 def _flatten(x: GlobalTensor) -> tuple[tuple[Any], Spec]:
