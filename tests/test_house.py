@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "tensor": {"trace", "planner", "lower"},
     "report": {"plan", "cluster"},
     "progress": set(),
-    "config": {"cluster"},
+    "config": {"cluster", "planner"},
     "planned": {"lower", "report"},
     "capture": {"trace", "planner", "placement"},
     "api": {"tensor", "planner", "lower", "report", "planned", "config", "progress", "capture"},

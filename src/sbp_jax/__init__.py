@@ -2,6 +2,7 @@
 
 from . import boxing as boxing
 from . import cluster as cluster
+from . import planner as planner
 from . import signature as sbp
 from .api import auto_parallel as auto_parallel
 from .api import plan as plan

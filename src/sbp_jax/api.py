@@ -250,6 +250,7 @@ def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: 
         memory_limit_bytes=_memory(hardware) if config.memory_limit is None else config.memory_limit,
         limit_is_firm=config.memory_limit is not None,
         computation_ratio=config.computation_cost_ratio,
+        solver=config.solver,
         gap=config.gap,
         time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
         narrow_partial=config.narrow_partial,

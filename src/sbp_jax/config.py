@@ -6,6 +6,7 @@ from typing import Any
 
 from .cluster import Cluster
 from .errors import PlanError
+from .planner.solvers import lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +14,7 @@ class AutoParallelConfig:
     """Options of ``auto_parallel``; OneFlow's names where it has them.
 
     Attributes:
-        solver: the search method.
+        solver: the search method, a name from ``sbp.planner.solvers()``.
         time_limit: seconds branch-and-bound may take; then the best plan found, with its proven gap.
             None: 30 s, which is rarely reached; ``float("inf")``: until proven optimal.
         gap: stop when the proven relative gap is at most this.
@@ -48,8 +49,7 @@ class AutoParallelConfig:
     pipeline: Any = None
 
     def __post_init__(self) -> None:
-        if self.solver != "ilp":
-            raise PlanError(f"solver {self.solver!r} is not known; possible: 'ilp'")
+        lookup(self.solver)  # raises for names that are not known
         defaults = {f.name: f.default for f in fields(AutoParallelConfig)}
         unbuilt = [
             name

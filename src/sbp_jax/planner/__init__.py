@@ -5,3 +5,4 @@ from .make import fingerprint as fingerprint
 from .make import inner_pins as inner_pins
 from .make import make_plan as make_plan
 from .make import pin_signature as pin_signature
+from .solvers import solvers as solvers

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import boxing
@@ -22,7 +22,9 @@ from .cost import CostModel
 from .memory import Footprint, Held, held_values, profile
 from .partials import partial_kinds
 from .problem import Problem, assemble
-from .search import Found, Search
+from .search import Found
+from .solvers import Task
+from .solvers import lookup as lookup_solver
 from .still import still
 
 # What the pins leave of an op's strategies.
@@ -44,6 +46,7 @@ class Request:
     memory_limit_bytes: float | None = None
     limit_is_firm: bool = True
     computation_ratio: float | None = None
+    solver: str = "ilp"
     gap: float = 0.0
     time_limit: float | None = None
     share_layers: bool = True
@@ -81,12 +84,15 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     request.progress("solving")
 
     footprint = Footprint(problem, held, folded, groups, model, len(program.nodes))
-    found, note = _fitting(Search(problem, footprint, request.gap, request.time_limit, request.progress), request)
+    task = Task(
+        problem, footprint, request.memory_limit_bytes, request.gap, request.time_limit, request.progress
+    )  # fmt: skip
+    found, note = _fitting(task, request)
     if found is None:
         raise PlanError(_contradiction(request))
     plan = spell_out(program, folded, problem, groups, found.solution.choice, held, request, model, name)
     plan.notes += note
-    plan.solver = "ilp"
+    plan.solver = request.solver
     plan.bound = min(found.bound, plan.objective)
     plan.planning_seconds = time.perf_counter() - start
     plan.statistics = {
@@ -123,14 +129,16 @@ def _tabulate(
     return [(tuple(map(signature_of, i)), tuple(map(signature_of, o))) for i, o in table], nodes
 
 
-def _fitting(search: Search, request: Request) -> tuple[Found | None, list[str]]:
+def _fitting(task: Task, request: Request) -> tuple[Found | None, list[str]]:
     """The plan that fits. Where the limit is only the device's own, one that does not is better than none."""
     try:
-        return search.run(request.memory_limit_bytes), []
+        return lookup_solver(request.solver)(task), []
     except PlanError as error:
         if request.limit_is_firm:
             raise
-        return search.run(None), [f"does not fit by the memory model: {error}"]
+        return lookup_solver(request.solver)(replace(task, limit_bytes=None)), [
+            f"does not fit by the memory model: {error}"
+        ]
 
 
 def _narrow(program: Program, request: Request) -> Allowed:

@@ -152,29 +152,30 @@ class _Program:
     def _round(self, x: np.ndarray) -> dict[int, int]:
         """The best of several roundings of the relaxation, each improved one node at a time."""
         random = np.random.default_rng(0)
-        best = self._improve(self._read(x))
+        best = improve(self.r, self._read(x))
         for _ in range(_ROUNDINGS):
             draw = {}
             for n, o in self.offsets.items():
                 p = np.clip(x[o : o + len(self.r.nodes[n])], 0, None)
                 draw[n] = int(random.choice(len(p), p=p / p.sum()))
-            best = min(best, self._improve(draw), key=self._value)
+            best = min(best, improve(self.r, draw), key=self._value)
         return best
 
-    def _improve(self, choice: dict[int, int]) -> dict[int, int]:
-        """Change one node at a time to its best answer to its neighbours, until nothing is gained."""
-        pending = dict.fromkeys(self.r.nodes)
-        while pending:
-            n = next(iter(pending))
-            del pending[n]
-            cost = self.r.nodes[n].copy()
-            for a in self.r.around[n]:
-                cost += self.r.matrix(n, a)[:, choice[a]]
-            k = int(cost.argmin())
-            if cost[k] < cost[choice[n]] - 1e-15:
-                choice[n] = k
-                pending.update(dict.fromkeys(self.r.around[n]))
-        return choice
+
+def improve(r: Reduction, choice: dict[int, int]) -> dict[int, int]:
+    """Change one node of a kernel at a time to its best answer to its neighbours, until nothing is gained."""
+    pending = dict.fromkeys(r.nodes)
+    while pending:
+        n = next(iter(pending))
+        del pending[n]
+        cost = r.nodes[n].copy()
+        for a in r.around[n]:
+            cost += r.matrix(n, a)[:, choice[a]]
+        k = int(cost.argmin())
+        if cost[k] < cost[choice[n]] - 1e-15:
+            choice[n] = k
+            pending.update(dict.fromkeys(r.around[n]))
+    return choice
 
 
 def _same(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
