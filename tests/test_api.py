@@ -325,6 +325,26 @@ def test_what_cannot_be_planned_says_so() -> None:
         sbp.plan(mapped, x, placement=place(2))
 
 
+def test_the_mesh_is_chosen_too() -> None:
+    for where, size in (("auto", 8), (4, 4)):
+        step = sbp.auto_parallel(train_step, placement=where)
+        plan = step.plan(weights(), X)
+        assert plan.placement.size == size and not plan.placement.is_abstract
+        assert any(note.startswith("mesh ") and "chosen of" in note for note in plan.notes)
+        _, loss = step(weights(), X)
+        np.testing.assert_allclose(loss, loss_fn(weights(), X), rtol=1e-5)
+    config = sbp.AutoParallelConfig(cluster="h100")
+    shapes = jax.eval_shape(weights), jax.ShapeDtypeStruct(X.shape, X.dtype)
+    plan = sbp.plan(train_step, *shapes, placement=64, config=config)
+    assert plan.placement.is_abstract and plan.placement.size == 64
+    pinned = sbp.plan(train_step, *shapes, placement=64, config=config, in_sbp=(None, "S(0), B"))
+    assert pinned.placement.ndim == 2
+    with pytest.raises(sbp.PlanError, match=r"there are 8 cpu device.*cluster='h100'"):
+        sbp.plan(train_step, *shapes, placement=64)
+    with pytest.raises(sbp.PlanError, match="a number of devices, or 'auto'; got 'all'"):
+        sbp.plan(train_step, *shapes, placement="all")
+
+
 def test_a_constant_result_obeys_its_pin() -> None:
     f = sbp.auto_parallel(lambda x: (x, jnp.ones((8, 2))), placement=place(2), out_sbp=(None, "B"))
     _, ones = f(np.ones((8, 4), np.float32))

@@ -17,7 +17,7 @@ from .lower import local_function
 from .placement import Placement, placement, to_partition_spec
 from .plan import PlanData
 from .planned import Plan
-from .planner import Request, fingerprint, make_plan
+from .planner import Request, best_of, candidates, fingerprint, make_plan
 from .progress import Progress
 from .trace import Program
 
@@ -46,7 +46,7 @@ class ParallelFunction:
     def __init__(
         self,
         fn: Callable[..., Any],
-        where: Placement | None,
+        where: Placement | int | str | None,
         config: AutoParallelConfig,
         donate_argnums: Sequence[int],
         static_argnums: Sequence[int],
@@ -57,6 +57,8 @@ class ParallelFunction:
         functools.update_wrapper(self, fn, updated=())
         self._fn, self._config = fn, config
         self._name = getattr(fn, "__name__", type(fn).__name__)
+        if not (where is None or where == "auto" or isinstance(where, Placement | int)) or isinstance(where, bool):
+            raise PlanError(f"placement is a sbp.placement(...), a number of devices, or 'auto'; got {where!r}")
         self._placement = where
         self._donate, self._static = tuple(donate_argnums), tuple(static_argnums)
         self._in_sbp, self._out_sbp, self._given = in_sbp, out_sbp, given
@@ -118,7 +120,6 @@ class ParallelFunction:
         return self._entries[key]
 
     def _make(self, args: Sequence[Any], kwargs: dict[str, Any], key: Any) -> _Entry:
-        where = self._given.placement if self._given is not None else self._where()
         dynamic = self._dynamic(args)
         with Progress(self._name) as progress:
             progress("tracing")
@@ -133,10 +134,16 @@ class ParallelFunction:
             if self._given is not None:
                 data = _check_given(self._given, program, self._name)
             else:
-                pins = {}
-                if not self._config.ignore_user_sbp:
-                    pins = capture.pins(program, where, self._in_sbp, self._out_sbp, in_tree, out_shape)
-                data = make_plan(program, _request(where, self._config, pins, progress), self._name)
+
+                def plan_on(where: Placement) -> PlanData:
+                    pins = {}
+                    if not self._config.ignore_user_sbp:
+                        pins = capture.pins(program, where, self._in_sbp, self._out_sbp, in_tree, out_shape)
+                    return make_plan(program, _request(where, self._config, pins, progress), self._name)
+
+                places = self._places()
+                data = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
+        self._placement = data.placement  # for all shapes of arguments the same
         data.in_tree, data.out_tree = in_tree, out_tree
         plan = Plan.of(data)
         entry = _entry(program, plan, (dynamic, kwargs), out_tree, self._donate_positions())
@@ -144,10 +151,19 @@ class ParallelFunction:
         plan.compile = lambda: _lower(entry, *shapes).compile()
         return entry
 
-    def _where(self) -> Placement:
-        if self._placement is None:
-            self._placement = placement.all(jax.default_backend())
-        return self._placement
+    def _places(self) -> list[Placement]:
+        """The placements to plan for; the first plan decides among them for good."""
+        where = self._placement
+        if isinstance(where, Placement):
+            return [where]
+        kind = jax.default_backend()
+        if where is None:
+            return [placement.all(kind)]
+        visible = jax.device_count(kind)
+        cluster = self._config.cluster
+        return candidates(
+            visible if where == "auto" else int(where), kind, visible, None if cluster is None else str(cluster)
+        )
 
     def _donate_positions(self) -> tuple[int, ...]:
         return tuple(i - sum(s < i for s in self._static) for i in self._donate)
@@ -168,7 +184,7 @@ class ParallelFunction:
 def auto_parallel(
     fn: Callable[..., Any] | None = None,
     *,
-    placement: Placement | None = None,
+    placement: Placement | int | str | None = None,
     config: AutoParallelConfig | None = None,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
@@ -182,7 +198,9 @@ def auto_parallel(
 
     Args:
         fn: a function of arrays in trees, as for ``jax.jit``.
-        placement: the devices as a named mesh; every visible device on one axis where left out.
+        placement: the devices as a named mesh; every visible device on one axis where left out. A number of devices,
+            or "auto" for all: the planner also chooses the mesh's shape, of one axis or two. More devices than there
+            are can be planned for where ``config.cluster`` names their hardware.
         config: options of the planner.
         donate_argnums: arguments whose memory the results may take over. A donated argument and the result that
             replaces it share one signature, so a training loop never moves its state.
@@ -214,7 +232,7 @@ def auto_parallel(
 def plan(
     fn: Callable[..., Any],
     *args: Any,
-    placement: Placement | None = None,
+    placement: Placement | int | str | None = None,
     config: AutoParallelConfig | None = None,
     donate_argnums: int | Sequence[int] = (),
     in_sbp: Any = None,

@@ -74,7 +74,7 @@ def _objects(args: Sequence[Any]) -> tuple[Any, ...]:
 def jit(
     fn: Callable[..., Any] | None = None,
     *,
-    placement: Placement | None = None,
+    placement: Placement | int | str | None = None,
     config: AutoParallelConfig | None = None,
     plan: PlanData | None = None,
 ) -> Any:
