@@ -1,7 +1,9 @@
 """Eager ops: values as numpy's, signatures that cost the least, collectives counted in the compiled program."""
 
+import gc
 import importlib
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +224,35 @@ def test_a_cached_op_is_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(importlib.import_module("sbp_jax.tensor.call"), "step_for", refuse)
     np.testing.assert_array_equal((x * x).numpy(), first)
+
+
+def test_methods_and_lambdas_are_compiled_once_and_let_go() -> None:
+    class Scale:
+        traced = 0
+
+        def __call__(self, x):
+            return x * 2
+
+        def method(self, x):
+            Scale.traced += 1
+            return x * 3
+
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    x = sbp.randn(8, 4, placement=LINE4, sbp="S(0)", seed=0)
+    scale = Scale()
+    for _ in range(3):
+        np.testing.assert_array_equal(sbp.apply(scale, x).numpy(), 2 * x.numpy())
+    Scale.__hash__ = object.__hash__
+    for _ in range(3):
+        np.testing.assert_array_equal(sbp.apply(scale.method, x).numpy(), 3 * x.numpy())
+    assert Scale.traced == 1
+    passing = lambda t: t + 1  # noqa: E731
+    sbp.apply(passing, x)
+    ghost = weakref.ref(passing)
+    del passing
+    gc.collect()
+    assert ghost() is None
 
 
 def test_whole_stays_whole() -> None:

@@ -6,6 +6,7 @@ the compiled step again.
 """
 
 import functools
+import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -139,20 +140,24 @@ class Cache:
 
     def __init__(self) -> None:
         self._by_function: weakref.WeakKeyDictionary[Any, dict[Hashable, Step]] = weakref.WeakKeyDictionary()
-        self._named: dict[Hashable, dict[Hashable, Step]] = {}
+        self._by_owner: weakref.WeakKeyDictionary[Any, dict[Any, dict[Hashable, Step]]] = weakref.WeakKeyDictionary()
+        self._kept: dict[int, tuple[Any, dict[Hashable, Step]]] = {}
 
     def of(self, fn: Any) -> dict[Hashable, Step]:
-        """The steps of one function."""
+        """The steps of one function; of a method by its object, for methods are made anew at every look."""
         try:
+            if isinstance(fn, types.MethodType):
+                return self._by_owner.setdefault(fn.__self__, {}).setdefault(fn.__func__, {})
             found = self._by_function.get(fn)
             return self._by_function.setdefault(fn, {}) if found is None else found
-        except TypeError:
-            return self._named.setdefault(fn, {})
+        except TypeError:  # no hash, or no weak references: by identity, and kept
+            return self._kept.setdefault(id(fn), (fn, {}))[1]
 
     def clear(self) -> None:
         """Forget every compiled op."""
         self._by_function.clear()
-        self._named.clear()
+        self._by_owner.clear()
+        self._kept.clear()
 
 
 STEPS = Cache()

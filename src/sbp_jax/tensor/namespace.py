@@ -20,8 +20,8 @@ def apply(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Global tensors and arrays in ``args`` and ``kwargs`` (nested in trees too) become arrays of their logical shapes
     inside ``fn``; so do floats in ``args``. Everything else is fixed when it is compiled. Results are global tensors
-    in the signatures that move the fewest bytes. Compiled steps are kept as long as ``fn`` itself: pass the same
-    function, not a new lambda each time.
+    in the signatures that move the fewest bytes. Compiled steps are kept as long as ``fn`` itself (of a method, its
+    object): pass the same function, not a new lambda each time, and a pure one, as to ``jax.jit``.
 
     Raises ``PlacementError`` where tensors are on different placements, or there is none.
     """
