@@ -51,25 +51,23 @@ def test_exact_equals_everything_tried(seed: int) -> None:
     assert found["ilp"] is not None and found["ilp"].seconds == pytest.approx(best.seconds)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(140))
 def test_within_memory(seed: int) -> None:
-    """Prices prove a bound; the plan found is at least the best there is, and fits."""
+    """Prices, and rows where they leave a gap: the best plan that fits, or the word that none does."""
     free = lookup("exhaustive")(task(seed))
     assert free is not None
-    limit = 0.85 * float(task(seed).footprint.over_time(free.solution.choice).max())
+    limit = (0.95, 0.85, 0.7)[seed % 3] * float(task(seed).footprint.over_time(free.solution.choice).max())
     try:
         best = lookup("exhaustive")(task(seed, limit))
     except sbp.PlanError:
         with pytest.raises(sbp.PlanError, match="no plan was found that fits"):
             lookup("ilp")(task(seed, limit))
         return
-    assert best is not None
-    try:
-        found = lookup("ilp")(task(seed, limit))
-    except sbp.PlanError:
-        return  # whole plans between the prices are not looked at
-    assert found is not None and found.bound <= best.seconds + 1e-6 <= found.seconds + 2e-6
+    found = lookup("ilp")(task(seed, limit))
+    assert best is not None and found is not None
     assert task(seed).footprint.over_time(found.solution.choice).max() <= limit
+    assert found.seconds == pytest.approx(best.seconds)
+    assert found.bound == pytest.approx(best.seconds)
 
 
 def test_the_solvers_plan_programs() -> None:

@@ -15,10 +15,11 @@ from scipy import optimize
 from ..errors import PlanError
 from .memory import Footprint, penalised
 from .problem import IMPOSSIBLE, Problem
-from .solve import Solution, solve
+from .solve import Solution, solve, solve_within
 
 _ROUNDS = 40
 _LEAST_ROUNDS = 12
+_MOST_PAIRS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,35 @@ class Search:
                 break
         if best is None:
             least = self._least([(first.solution, seen[0][1]), (solution, memory)])
-            if least[1].max() > limit:
-                raise PlanError(_too_small(limit, least))
-            best = Found(least[0], self.problem.evaluate(least[0].choice), bound)
-        return Found(best.solution, best.seconds, min(bound, best.seconds))
+            if least[1].max() <= limit:
+                best = Found(least[0], self.problem.evaluate(least[0].choice), bound)
+        if best is None or best.seconds - bound > self.gap * best.seconds + 1e-12:
+            best = self._exact(limit, points, best, bound)
+        if best is None:
+            raise PlanError(_too_small(limit, self._least([(first.solution, seen[0][1]), (solution, memory)])))
+        return Found(best.solution, best.seconds, min(best.bound, best.seconds))
+
+    def _exact(self, limit: float, points: Sequence[int], best: Found | None, bound: float) -> Found | None:
+        """What prices leave open, closed where the problem is small: limits at the points as rows of the program."""
+        best = best and Found(best.solution, best.seconds, bound)
+        if sum(m.size for m in self.problem.edges.values()) > _MOST_PAIRS:
+            return best
+        points = list(points)
+        for _ in range(_ROUNDS):
+            self.progress(f"fitting into memory exactly, {len(points)} points")
+            limits = [(self._bytes_at(t), limit) for t in points]
+            solution = solve_within(self.problem, limits, self.gap, self.time_limit)
+            if solution is None:
+                return best
+            bound = max(bound, solution.bound)
+            memory = self.footprint.over_time(solution.choice)
+            if memory.max(initial=0.0) <= limit:
+                if best is None or solution.objective < best.seconds:
+                    best = Found(solution, solution.objective, bound)
+                return Found(best.solution, best.seconds, bound)
+            best = best and Found(best.solution, best.seconds, bound)
+            points.append(int(memory.argmax()))
+        return best
 
     def _least_at(self, point: int) -> Solution | None:
         """The plan that holds the least at one point of the step."""

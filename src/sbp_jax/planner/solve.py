@@ -9,6 +9,7 @@ presolve too (tiny GPT on 2x4: 6 s against 40 s).
 Huangfu and Hall, "Parallelizing the dual revised simplex method", Math. Prog. Comp. 10 (2018).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import highspy
@@ -47,11 +48,39 @@ def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -
     )
 
 
-class _Program:
-    """The kernel's columns and rows. Columns: each node's choices, then each edge's pairs of groups."""
+def solve_within(
+    problem: Problem, limits: Sequence[tuple[Problem, float]], gap: float, time_limit: float | None
+) -> Solution | None:
+    """The best choice of which each of other totals (of the same nodes and choices) is at most its limit; or None.
 
-    def __init__(self, r: Reduction) -> None:
-        self.r = r
+    Nothing is reduced, for reductions are exact for costs only: for problems of a few thousand choices.
+    """
+    everything = Reduction(
+        dict(enumerate(problem.nodes)), dict(problem.edges), [np.arange(len(c)) for c in problem.nodes]
+    )
+    for other, _ in limits:  # a total may have edges where there are no costs
+        for (a, b), m in other.edges.items():
+            everything.edges.setdefault((a, b), np.zeros(m.shape))
+    program = _Program(everything, limits)
+    found = program.branch_within(gap, time_limit)
+    if found is None:
+        return None
+    chosen, bound = found
+    choice = tuple(chosen[n] for n in range(len(problem.nodes)))
+    objective = problem.evaluate(choice)
+    if objective >= IMPOSSIBLE:
+        return None
+    return Solution(choice, objective, min(bound, objective), len(problem.nodes), len(program.cost))
+
+
+class _Program:
+    """The kernel's columns and rows. Columns: each node's choices, then each edge's pairs of groups.
+
+    The last rows, one for each of ``limits``, are at most their right sides; all others are equal to them.
+    """
+
+    def __init__(self, r: Reduction, limits: Sequence[tuple[Problem, float]] = ()) -> None:
+        self.r, self.n_limits = r, len(limits)
         self.offsets: dict[int, int] = {}
         n = 0
         for node, c in r.nodes.items():
@@ -69,17 +98,26 @@ class _Program:
 
         for node, c in r.nodes.items():
             add(self.offsets[node] + np.arange(len(c)), np.ones(len(c)), 1.0)
+        totals: list[list[tuple[np.ndarray, np.ndarray]]] = [
+            [(self.offsets[node] + np.arange(len(c)), c) for node, c in enumerate(other.nodes)] for other, _ in limits
+        ]
         for (a, b), m in r.edges.items():
-            groups_a, first_a = _same(m)
-            groups_b, first_b = _same(m.T)
+            others = [other.edges.get((a, b), np.zeros(m.shape)) for other, _ in limits]
+            groups_a, first_a = _same(np.concatenate([m, *others], axis=1))
+            groups_b, first_b = _same(np.concatenate([m.T, *(x.T for x in others)], axis=1))
             small = m[np.ix_(first_a, first_b)]
             y = n + np.arange(small.size).reshape(small.shape)
             cost.append(small.ravel())
             n += small.size
+            for total, x in zip(totals, others, strict=True):
+                total.append((y.ravel(), x[np.ix_(first_a, first_b)].ravel()))
             for node, groups, lines in ((a, groups_a, y), (b, groups_b, y.T)):
                 for k, line in enumerate(lines):
                     members = self.offsets[node] + np.flatnonzero(groups == k)
                     add(np.concatenate([line, members]), np.r_[np.ones(len(line)), -np.ones(len(members))], 0.0)
+        for total, (_, limit) in zip(totals, limits, strict=True):
+            scale = max(limit, 1e-12)  # as parts of the limit
+            add(np.concatenate([c for c, _ in total]), np.concatenate([v for _, v in total]) / scale, 1.0)
         self.cost = np.concatenate(cost)
         self.right = np.asarray(right)
         entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))) if rows else ([], ([], []))
@@ -106,6 +144,22 @@ class _Program:
             return start, relaxed
         return self._branch(highs, start, scale, gap, time_limit)
 
+    def branch_within(self, gap: float, time_limit: float | None) -> tuple[dict[int, int], float] | None:
+        """The best choice within the limits, and a lower bound; None where there is none, or none was found in time."""
+        possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
+        scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
+        highs = self._model(scale)
+        kinds = np.full(self.binaries, highspy.HighsVarType.kInteger)
+        highs.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
+        highs.setOptionValue("mip_rel_gap", gap)
+        if time_limit is not None:
+            highs.setOptionValue("time_limit", float(time_limit))
+        highs.run()
+        x = np.asarray(highs.getSolution().col_value)[: self.binaries]
+        if not len(x) or highs.getInfo().primal_solution_status != 2:
+            return None
+        return self._read(x), highs.getInfo().mip_dual_bound / scale
+
     def _model(self, scale: float) -> highspy.Highs:
         n = len(self.cost)
         lp = highspy.HighsLp()
@@ -114,7 +168,10 @@ class _Program:
         lp.col_cost_ = np.where(possible, self.cost * scale, 0.0)
         lp.col_lower_ = np.zeros(n)
         lp.col_upper_ = np.where(possible, 1.0, 0.0)
-        lp.row_lower_ = lp.row_upper_ = self.right
+        lp.row_upper_ = self.right
+        lower = self.right.copy()
+        lower[len(lower) - self.n_limits :] = -highspy.kHighsInf
+        lp.row_lower_ = lower
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
         lp.a_matrix_.start_ = self.matrix.indptr  # pyright: ignore[reportAttributeAccessIssue]
         lp.a_matrix_.index_ = self.matrix.indices  # pyright: ignore[reportAttributeAccessIssue]
