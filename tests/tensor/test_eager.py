@@ -114,7 +114,7 @@ PAIRS = [", ".join(pair) for pair in itertools.product(("S(0)", "S(1)", "B", "P"
 def test_every_pair_of_uneven_signatures(src: str) -> None:
     """7 x 5 on 2 x 2: every second piece is shorter, nested ones too."""
     x = sbp.randn(7, 5, placement=SQUARE, sbp=src, seed=2)
-    for dst in PAIRS[::3]:
+    for dst in PAIRS[::5]:
         y = x.to_global(sbp=dst)
         np.testing.assert_allclose(y.numpy(), x.numpy(), rtol=1e-5, atol=1e-5)
         assert [p.shape for p in y.to_local()] == [y.spec.piece_shape(k) for k in y.spec.positions()]

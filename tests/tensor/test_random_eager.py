@@ -12,7 +12,7 @@ import pytest
 import sbp_jax as sbp
 from random_programs import _PLAIN, generate
 
-COUNT = int(os.environ.get("SBP_EAGER_PROGRAMS", "20"))
+COUNT = int(os.environ.get("SBP_EAGER_PROGRAMS", "8"))
 
 
 def a_signature(rng: random.Random, x: np.ndarray, where: sbp.Placement) -> str:
