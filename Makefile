@@ -34,7 +34,7 @@ test: $(STAMP) ## the test suite; options: ARGS="-k signature", WORKERS=4
 test-all: $(STAMP) ## the test suite with the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) -m "" $(ARGS)
 
-soundness: $(STAMP) ## the rules against brute force on many random ops; options: EXAMPLES=2000 (each family)
+soundness: $(STAMP) soundness-programs ## rules on many random ops, and thousands of programs; options: EXAMPLES=2000 PROGRAMS=20000
 	SBP_SOUNDNESS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n $(WORKERS) tests/rules $(ARGS)
 
 soundness-programs: $(STAMP) ## thousands of random programs against plain JAX; options: PROGRAMS=20000
