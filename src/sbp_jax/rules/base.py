@@ -8,7 +8,7 @@ the factors it is made of, the slowest first; from that follow all its signature
 * choose a linearity: the named operands are ``P``, the others ``B``, the results ``P``;
 * choose nothing: everything is ``B``.
 
-Rules speak of one mesh axis only; the planner widens them to n axes (``planner/strategies.py``).
+Rules speak of one mesh axis only; ``widen.py`` widens them to n axes.
 """
 
 import functools
