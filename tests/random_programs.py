@@ -1093,7 +1093,7 @@ def generate(seed: int) -> Generated:
 
 # Compiled as it is: quick, and without the simplifier, which merges a slice of a slice without the clamping in between
 # (JAX 0.10.2: jit of dynamic_slice(dynamic_slice(x, (8,), (2,)), (0,), (1,)) is not what it is without jit).
-_PLAIN: Any = {"xla_backend_optimization_level": 0, "xla_disable_hlo_passes": "algsimp"}
+PLAIN: Any = {"xla_backend_optimization_level": 0, "xla_disable_hlo_passes": "algsimp"}
 
 _CPU = sbp.cluster.CPU
 CLUSTERS: dict[str, Any] = {
@@ -1115,7 +1115,7 @@ def run(program: Generated) -> sbp.Plan:
     parallel = sbp.auto_parallel(
         function, placement=placement, config=config, in_sbp=tuple(program.in_sbp), out_sbp=out_sbp
     )
-    plainly = jax.jit(function, compiler_options=_PLAIN)
+    plainly = jax.jit(function, compiler_options=PLAIN)
     expected = jax.tree.leaves(plainly(*program.args))
     found = jax.tree.leaves(parallel(*program.args))
     for k, (ours, plain) in enumerate(zip(found, expected, strict=True)):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from random_programs import _PLAIN, generate
+from random_programs import PLAIN, generate
 
 COUNT = int(os.environ.get("SBP_EAGER_PROGRAMS", "8"))
 
@@ -33,7 +33,7 @@ def test_equal_to_plain_jax(seed: int) -> None:
     program, rng = generate(seed), random.Random(seed)
     where = sbp.placement("cpu", np.arange(math.prod(program.mesh)).reshape(program.mesh))
     fn = program.function()
-    expected = jax.tree.leaves(jax.jit(fn, compiler_options=_PLAIN)(*program.args))
+    expected = jax.tree.leaves(jax.jit(fn, compiler_options=PLAIN)(*program.args))
     given = []
     for x in program.args:
         is_key = jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended)
