@@ -18,6 +18,7 @@ from ..rules.base import sums as additive
 from ..rules.widen import Code, Strategy, strategies
 from ..signature import ReduceOp
 from ..trace import Atom, Lit, Op, Program, Value
+from .fusion import fused_values, is_pointwise
 from .partials import useful_linear
 
 _FREE_SOURCES = {"broadcast_in_dim", "iota", "constant"}
@@ -29,7 +30,8 @@ class Cell:
     """One decision: ops that share it, the values that enter and leave, and the ways to run.
 
     ``members`` maps each inner value to the dims of the cell's root that its dims follow. ``fixed_to`` is the
-    cell this one must agree with (a donated argument and its replacement are one cell).
+    cell this one must agree with (a donated argument and its replacement are one cell). ``in_memory`` says of each
+    value that enters, then of each that leaves, whether it goes through the device's memory.
     """
 
     index: int
@@ -42,6 +44,7 @@ class Cell:
     times: float
     root: Value | None = None
     members: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    in_memory: tuple[bool, ...] = ()
 
     def codes(self, strategy: Strategy, op: Op) -> tuple[tuple[Code | None, ...], tuple[Code, ...]]:
         """The codes of one member op's operands and results; None for operands that are free."""
@@ -83,10 +86,11 @@ class Cell:
 
 @dataclass(slots=True)
 class Folded:
-    """The program as cells. ``free`` values are made where they are needed."""
+    """The program as cells. ``free`` values are made where they are needed, ``fused`` ones never reach memory."""
 
     cells: list[Cell]
     free: set[int]
+    fused: set[int]
     cell_of: dict[int, int]
     factors: list[Factors]
     kinds: dict[int, set[ReduceOp]]
@@ -140,17 +144,6 @@ def free_values(program: Program, factors: Sequence[Factors], kinds: dict[int, s
         if cheap and all(map(is_constant, op.ins)):
             free.update(v.id for v in op.outs)
     return free
-
-
-def is_pointwise(op: Op, factors: Factors) -> bool:
-    """Every result dim is one factor (or size 1) and operands repeat them in place; nothing is mixed."""
-    if op.primitive is None or op.name == "sbp.pin" or not op.outs or factors.blocked or factors.reduced:
-        return False
-    dims = factors.outs[0]
-    if any(len(d) > 1 for d in dims) or any(out != dims for out in factors.outs[1:]):
-        return False
-    return all(x == () or (len(x) == len(dims) and all(a in ((), b) for a, b in zip(x, dims, strict=True)))
-               for x in factors.ins)  # fmt: skip
 
 
 def constant_like(x: Atom, free: set[int], kinds: dict[int, set[ReduceOp]]) -> bool:
@@ -275,7 +268,11 @@ def fold(
         cells.append(_single(folder, ops, f, len(cells), axis_sizes, allowed))
     for output, source in replaced.items():
         cell_of[output] = cell_of[source]
-    return Folded(cells, folder.free, cell_of, factors, kinds)
+    fused = fused_values(program, factors, cell_of)
+    for cell in cells:
+        cell.in_memory = tuple(v.id not in fused for v in (*cell.ins, *cell.outs))
+        cell.label = (*cell.label, cell.in_memory)
+    return Folded(cells, folder.free, fused, cell_of, factors, kinds)
 
 
 def _single(

@@ -43,8 +43,8 @@ class CostModel:
             return _HOLDING * held / self.cluster.device.memory_bytes_per_second
         if not cell.flops:
             return 0.0
-        moved = sum(self.local_bytes(v, c) for v, c in zip(cell.ins, strategy.ins, strict=True))
-        moved += sum(self.local_bytes(v, c) for v, c in zip(cell.outs, strategy.outs, strict=True))
+        values, codes = (*cell.ins, *cell.outs), (*strategy.ins, *strategy.outs)
+        moved = sum(self.local_bytes(v, c) for v, c, there in zip(values, codes, cell.in_memory, strict=True) if there)
         dtype = str(cell.outs[0].dtype) if cell.outs else "float32"
         seconds = self.cluster.op_seconds(cell.flops * strategy.share, moved, dtype)
         return seconds * (1.0 if self.computation_ratio is None else self.computation_ratio)

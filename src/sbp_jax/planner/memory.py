@@ -12,7 +12,7 @@ import numpy as np
 
 from ..rules.widen import Code
 from ..trace import Graph, Op, Program, Structured, Value
-from .cells import Folded, is_pointwise
+from .cells import Folded
 from .cost import CostModel
 from .problem import Problem
 
@@ -68,8 +68,8 @@ def held_values(program: Program, folded: Folded) -> list[Held]:
     walk(program.graph)
     for op in program.output_ops:
         use(op.ins[0], last)
-    fused = _fused(program, folded)
-    return [Held(v, start[i], end[i]) for i, v in values.items() if i not in folded.free and i not in fused and v.shape]
+    nowhere = folded.free | folded.fused
+    return [Held(v, start[i], end[i]) for i, v in values.items() if i not in nowhere and v.shape]
 
 
 def _span(op: Structured) -> tuple[int, int]:
@@ -77,23 +77,6 @@ def _span(op: Structured) -> tuple[int, int]:
     for body in op.bodies:
         indices += [n.index for n in body.nodes()]
     return min(indices), max(indices)
-
-
-def _fused(program: Program, folded: Folded) -> set[int]:
-    """Values made by an element-wise op and read once, by an element-wise op or a reduction; inner values of cells."""
-    consumers = program.consumers()
-    elementwise = {op.index: is_pointwise(op, f) for op, f in zip(program.nodes, folded.factors, strict=True)}
-    fused: set[int] = set()
-    for op in program.nodes:
-        if not elementwise[op.index]:
-            continue
-        for v in op.outs:
-            users = [u for u, _ in consumers.get(v.id, ())]
-            together = {folded.cell_of.get(u.index) for u in users} == {folded.cell_of.get(op.index)}
-            once = len(users) == 1 and (elementwise[users[0].index] or users[0].name.startswith("reduce_"))
-            if together or once:
-                fused.add(v.id)
-    return fused
 
 
 def profile(held: Sequence[Held], codes: dict[int, list[Code]], model: CostModel, n_nodes: int) -> np.ndarray:
