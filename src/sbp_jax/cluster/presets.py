@@ -14,7 +14,8 @@ Units and clocks: "NVIDIA A100 Tensor Core GPU Architecture" (2020; 80 SMs of th
     SMs), AMD "CDNA 3 white paper" (2023; 304 CUs, 17.2 TB/s from the shared cache), DGX B200 (148 SMs). The H100's
     and B200's caches, 5,120 bytes a cycle for each die: an assumption.
 Tiles: 256 x 128 down to 64 x 64, "Matrix Multiplication Background User's Guide" (NVIDIA DU-09799-001), 2.3. The
-    B200 has 256 x 256 too, over two SMs ("CUTLASS documentation", Blackwell SM100 GEMMs). The TPU's is its systolic array, 8 rows on 128 x 128 ("How to Scale Your Model", part 2, 2025); filling it is left out.
+    B200 has 256 x 256 too, over two SMs ("CUTLASS documentation", Blackwell SM100 GEMMs). The TPU's is its systolic
+    array, 8 rows on 128 x 128 ("How to Scale Your Model", part 2, 2025); filling it is left out.
 Filling a wave of tiles, 1 us: two round trips to memory of 0.4 to 0.7 us, Jia et al., "Dissecting the NVIDIA Volta
     GPU Architecture via Microbenchmarking" (2018): 375 to 1,029 cycles at 1.4 GHz.
 Memory: 0.88 of peak, 1.80 of 2.04 TB/s on an A100 (NVIDIA developer forum, thread 339083, where 0.9 is the most that
@@ -73,14 +74,13 @@ def _gpus(
     name: str, tflops: dict[str, float], memory_gib: float, memory_tbs: float, units: int, cache_tbs: float,
     sustained: float, levels: tuple[Level, ...], memory_efficiency: float = 0.88, tiles: tuple[Tile, ...] = GPU_TILES,
 ) -> Cluster:  # fmt: skip
-    half = tflops["half"] * 1e12
-    rates = {"bfloat16": half, "float16": half, "float32": tflops["float32"] * 1e12, "float64": tflops["float64"] * 1e12}
+    rates = {name: value * 1e12 for name, value in tflops.items()}
     chip = device(name, rates, memory_gib * _GIB, memory_tbs * 1e12, units, tiles, FILL_SECONDS, cache_tbs * 1e12)
     return Cluster(name, chip, levels, sustained, memory_efficiency, 2e-6, overlap_slowdown=_SLOWDOWN, library="nccl")
 
 
 def _tflops(half: float, float32: float, float64: float) -> dict[str, float]:
-    return {"half": half, "float32": float32, "float64": float64}
+    return {"bfloat16": half, "float16": half, "float32": float32, "float64": float64}
 
 
 # A simulated device is a thread of the host; copies through memory stand for the links. Measured with 8 of them on
