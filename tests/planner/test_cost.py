@@ -177,4 +177,4 @@ def test_costs_fall_with_the_work() -> None:
         ]  # fmt: skip
         for (a, share, sizes), (b, more, larger) in itertools.permutations(ways, 2):
             if share <= more and all(x <= y for x, y in zip(sizes, larger, strict=True)):
-                assert a <= b * (1 + 1e-9) or c.ops[0].name == "dot_general" and a <= 1.3 * b
+                assert a <= b * (1 + 1e-9) or (c.ops[0].name == "dot_general" and a <= 1.3 * b)
