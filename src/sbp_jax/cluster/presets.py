@@ -38,9 +38,9 @@ Latencies: a ring's step in NCCL's Simple protocol, 3.4 us by NVLink and 14 us b
     Your Model").
 Compute beside collectives takes 19 % longer: the mean over GPT and LLaMA training on A100, H100, MI210 and MI250, 40 %
     at the most ("Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning",
-    arXiv:2507.03114). GPUs start all kinds beside compute (``base.ASYNC``), the TPU permutes (JAX documentation, "Pallas
-    Async Operations") and, an assumption, gathers; its others wait for flags (``xla_enable_async_all_reduce``,
-    ``xla_tpu_enable_async_all_to_all`` in Google's recipes and JAX's tests).
+    arXiv:2507.03114). GPUs start all kinds beside compute (``base.ASYNC``); the TPU permutes (JAX documentation,
+    "Pallas Async Operations") and, an assumption, gathers, while others wait for flags
+    (``xla_enable_async_all_reduce``, ``xla_tpu_enable_async_all_to_all`` in Google's recipes and JAX's tests).
 
 ``sbp-jax calibrate`` puts a machine's own figures in their place.
 """
