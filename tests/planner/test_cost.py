@@ -140,6 +140,15 @@ def test_copies_cost_their_traffic() -> None:
         assert min(costs) == pytest.approx(moved / 8 / model.cluster.memory_rate), name
 
 
+def test_transpositions_that_undo_each_other_cost_nothing() -> None:
+    def f(x: jax.Array) -> jax.Array:
+        return jnp.transpose(jnp.transpose(x, (0, 2, 1, 3)), (0, 2, 1, 3)) @ jnp.ones((16, 16), x.dtype)
+
+    model = CostModel(get("a100-80"), MESH)
+    cell = cell_named("transpose", f, (8, 8, 8, 16))
+    assert {model.compute_seconds(cell, s) for s in cell.strategies} == {0.0}
+
+
 def test_what_is_no_kernel_costs_nothing() -> None:
     def f(x: jax.Array) -> jax.Array:
         y = lax.scan(lambda c, row: (c, row.T.reshape(-1)), 0, x.reshape(4, 16, 64))[1]

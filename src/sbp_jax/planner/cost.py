@@ -51,7 +51,7 @@ class CostModel:
         if op.name == "sbp.input":  # holding costs next to nothing: of two equal plans the smaller is taken
             held = sum(self.local_bytes(v, c) for v, c in zip(cell.outs, strategy.outs, strict=True))
             return _HOLDING * held / self.cluster.device.memory_bytes_per_second
-        if not cell.flops and not any(map(_is_copy, cell.ops)):
+        if not cell.flops and not _is_copy(cell):
             return 0.0
         ratio = 1.0 if self.computation_ratio is None else self.computation_ratio
         return ratio * self._seconds(cell, strategy, op)
@@ -117,8 +117,14 @@ def _matrix(op: Op, shape: Sequence[int]) -> tuple[int, int, int]:
     return 1, math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
-def _is_copy(op: Op) -> bool:
-    """Whether an op that computes nothing is a kernel of its own."""
+def _is_copy(cell: Cell) -> bool:
+    """Whether a cell that computes nothing is a kernel of its own.
+
+    Of several transpositions only what comes of them counts: they may undo each other.
+    """
+    op, root = cell.ops[0], cell.root
+    if root is not None:
+        return any(_moves_memory(root.shape, tuple(d for d in cell.members[v.id] if d >= 0)) for v in cell.outs)
     if op.name == "transpose":
         return _moves_memory(op.ins[0].shape, tuple(op.params["permutation"]))
     return op.name in _COPIES
