@@ -187,3 +187,13 @@ def test_costs_fall_with_the_work() -> None:
         for (a, share, sizes), (b, more, larger) in itertools.permutations(ways, 2):
             if share <= more and all(x <= y for x, y in zip(sizes, larger, strict=True)):
                 assert a <= b * (1 + 1e-9) or (c.ops[0].name == "dot_general" and a <= 1.3 * b)
+
+
+def test_on_simulated_devices_copies_are_free_and_every_op_is_a_kernel() -> None:
+    """So that plans weigh bytes: see ``cluster.presets``."""
+    model = CostModel(get("cpu"), MESH)
+    cell = cell_named("transpose", lambda x: jnp.transpose(x, (0, 2, 1, 3)) @ jnp.ones((16, 1), x.dtype), (8, 8, 8, 16))
+    assert {model.compute_seconds(cell, s) for s in cell.strategies} == {0.0}
+    for c in cells_of(lambda x: jnp.sum(jnp.tanh(x)), (8, 8)):
+        if c.flops:
+            assert min(model.compute_seconds(c, s) for s in c.strategies) == model.cluster.op_seconds_floor

@@ -37,6 +37,16 @@ class CostModel:
     axis_sizes: tuple[int, ...]
     computation_ratio: float | None = None
 
+    @property
+    def _is_hardware(self) -> bool:
+        """Whether devices are more than threads of a host.
+
+        Plans on simulated devices are to weigh bytes (see ``cluster.presets``), and a host's memory is so slow against
+        its "links" that what cutting a copy or a fused op saves would outweigh them: there each op counts as a kernel
+        and copies are free.
+        """
+        return self.cluster.device.units > 0
+
     def local_bytes(self, value: Value, code: Code) -> float:
         """Bytes of one device's piece."""
         pieces = 1
@@ -51,7 +61,7 @@ class CostModel:
         if op.name == "sbp.input":  # holding costs next to nothing: of two equal plans the smaller is taken
             held = sum(self.local_bytes(v, c) for v, c in zip(cell.outs, strategy.outs, strict=True))
             return _HOLDING * held / self.cluster.device.memory_bytes_per_second
-        if not cell.flops and not _is_copy(cell):
+        if not cell.flops and not (self._is_hardware and _is_copy(cell)):
             return 0.0
         ratio = 1.0 if self.computation_ratio is None else self.computation_ratio
         return ratio * self._seconds(cell, strategy, op)
@@ -67,7 +77,7 @@ class CostModel:
             if op.name in _PRODUCTS and len(cell.outs) == 1:
                 return self._product(op, strategy, cell.flops, moved)
         # An op none of whose results reaches memory runs inside the kernel of what reads them.
-        is_kernel = any(cell.in_memory[len(cell.ins) :])
+        is_kernel = any(cell.in_memory[len(cell.ins) :]) or not self._is_hardware
         dtype = str(cell.outs[0].dtype) if cell.outs else "float32"
         return self.cluster.op_seconds(cell.flops * strategy.share, moved, dtype, is_kernel)
 
