@@ -19,7 +19,7 @@ Tiles: 256 x 128 down to 64 x 64, "Matrix Multiplication Background User's Guide
 Filling a wave of tiles, 1 us: two round trips to memory of 0.4 to 0.7 us, Jia et al., "Dissecting the NVIDIA Volta
     GPU Architecture via Microbenchmarking" (2018): 375 to 1,029 cycles at 1.4 GHz.
 Memory: 0.88 of peak, 1.80 of 2.04 TB/s on an A100 (NVIDIA developer forum, thread 339083, where 0.9 is the most that
-    any kernel reached); the others alike, an assumption but for the H100's 0.90 in copies. MI300X 0.81: 4.3 TB/s.
+    any kernel reached); the others alike, and 0.81 for the MI300X: assumptions.
 Smallest kernel, 2 us: 2.9 us of kernel and 0.5 us of gap in a CUDA graph for half a million elements, of which about
     1 us is their traffic (A. Gray, "Getting Started with CUDA Graphs", NVIDIA developer blog, 2019).
 
