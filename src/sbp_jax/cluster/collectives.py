@@ -11,7 +11,7 @@ Latency. A ring takes p-1 steps (all-reduce twice that), as many of them across 
 tree is a chain in the node and a binary tree over nodes. Exchanges between pairs run eight at a time.
 
 NCCL's protocols trade bandwidth for latency, and its tuner takes the best of algorithm and protocol by the same
-formulas as here: NVIDIA/nccl as of June 2026, ``src/graph/tuning.cc``, ``ncclTopoTuneModel``, and ``src/include/device.h``
+formulas as here: NVIDIA/nccl (June 2026), ``src/graph/tuning.cc``, ``ncclTopoTuneModel``, and ``src/include/device.h``
 (``NCCL_MAX_DEV_WORK_P2P_PER_BATCH``). Left out: reduction inside the switch (NVLink SHARP, InfiniBand SHARP), PAT,
 the caps on LL's bandwidth by GPU, and contention in the network beyond the adapters.
 
