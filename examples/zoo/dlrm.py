@@ -24,8 +24,8 @@ _ROWS = 1024
 class DlrmConfig:
     """``tables`` are the categories of each feature, ``dim`` the length of their vectors.
 
-    Tables of more than 1024 rows are filled up to a multiple of that, so that any mesh can split them by rows. ``bottom`` and
-    ``top`` are the widths of the perceptrons' layers before their last, which makes ``dim`` and 1.
+    Tables of more than 1024 rows are filled up to a multiple of that, so that any mesh can split them by rows.
+    ``bottom`` and ``top`` are the widths of the perceptrons' layers before their last, which makes ``dim`` and 1.
     """
 
     tables: tuple[int, ...] = tuple(min(c, 64) for c in CRITEO)

@@ -74,7 +74,7 @@ def route(config: MoeConfig, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
     chosen = jax.nn.one_hot(expert, e)  # (batch, seq, choice, expert)
     in_order = chosen.transpose(0, 2, 1, 3).reshape(b, config.top_k * s, e)
     place = (jnp.cumsum(in_order, 1) - in_order).reshape(b, config.top_k, s, e).transpose(0, 2, 1, 3)
-    place = (place * chosen).sum(-1)  # (batch, seq, choice)
+    place = (place * chosen).sum(-1).astype(jnp.int32)  # (batch, seq, choice)
     # A place beyond the capacity has no one in its row: the token is dropped.
     where = jax.nn.one_hot(place, config.capacity)
     combine = jnp.einsum("bske,bskc->bsec", chosen * weight[..., None], where)
