@@ -8,6 +8,7 @@ Values that cost nothing to make anywhere (broadcast constants, iotas, and arith
 each consumer gets them in the signature it wants.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -49,14 +50,15 @@ class Cell:
     def codes(self, strategy: Strategy, op: Op) -> tuple[tuple[Code | None, ...], tuple[Code, ...]]:
         """The codes of one member op's operands and results; None for operands that are free."""
         if self.root is None:
-            by_id = {v.id: c for v, c in zip(self.ins, strategy.ins, strict=True)}
-            ins = tuple(by_id.get(x.id) if isinstance(x, Value) else None for x in op.ins)
-            if len({x.id for x in op.ins if isinstance(x, Value)}) != sum(isinstance(x, Value) for x in op.ins):
+            by_id = dict(zip([v.id for v in self.ins], strategy.ins, strict=True))
+            if len(by_id) == len(self.ins):
+                ins = tuple([by_id.get(x.id) if isinstance(x, Value) else None for x in op.ins])
+            else:
                 ins = self._positional(strategy, op)
             return ins, strategy.outs if op is self.ops[0] else ()
         code = strategy.ins[0]
         follow = self.follow(code)
-        return tuple(follow(x) for x in op.ins), tuple(c for v in op.outs if (c := follow(v)) is not None)
+        return tuple(map(follow, op.ins)), tuple([c for v in op.outs if (c := follow(v)) is not None])
 
     def _positional(self, strategy: Strategy, op: Op) -> tuple[Code | None, ...]:
         slots = iter(zip(self.ins, strategy.ins, strict=True))
@@ -79,9 +81,15 @@ class Cell:
             if self.root is not None and x.id == self.root.id:
                 return code
             order = self.members.get(x.id)
-            return None if order is None else tuple(order.index(c) if c >= 0 else c for c in code)
+            return None if order is None else _followed(code, order)
 
         return of
+
+
+@functools.lru_cache(maxsize=65536)
+def _followed(code: Code, order: tuple[int, ...]) -> Code:
+    """The code of a value whose dims are those of another, which has ``code``, in another order."""
+    return tuple(order.index(c) if c >= 0 else c for c in code)
 
 
 @dataclass(slots=True)
