@@ -1,7 +1,7 @@
 """Seconds and bytes of running a cell one way; seconds of boxing. The planner's only source of costs.
 
 An op takes the longer of its arithmetic and its memory traffic (the roofline model, Williams, Waterman and
-Patterson, CACM 52(4), 2009); boxing costs come from ``boxing.cost_matrix``.
+Patterson, CACM 52(4), 2009); boxing costs come from ``boxing.seconds_matrix``.
 """
 
 import functools
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..boxing import cost_matrix
+from ..boxing import seconds_matrix
 from ..cluster import Cluster
 from ..rules.widen import Code, Strategy, signature_of
 from ..trace import Value
@@ -49,13 +49,13 @@ class CostModel:
         seconds = self.cluster.op_seconds(cell.flops * strategy.share, moved, dtype)
         return seconds * (1.0 if self.computation_ratio is None else self.computation_ratio)
 
-    def boxing(self, value: Value, codes: Sequence[Code]) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and bytes sent between every two of ``codes`` for one value; ``inf`` where there is no way."""
+    def boxing(self, value: Value, codes: Sequence[Code]) -> np.ndarray:
+        """Seconds between every two of ``codes`` for one value; ``inf`` where there is no way."""
         return _boxing(tuple(codes), value.shape, value.itemsize, self.axis_sizes, self.cluster)
 
 
 @functools.lru_cache(maxsize=4096)
 def _boxing(
     codes: tuple[Code, ...], shape: tuple[int, ...], itemsize: int, axis_sizes: tuple[int, ...], cluster: Cluster
-) -> tuple[np.ndarray, np.ndarray]:
-    return cost_matrix([signature_of(c) for c in codes], shape, itemsize, axis_sizes, cluster)
+) -> np.ndarray:
+    return seconds_matrix([signature_of(c) for c in codes], shape, itemsize, axis_sizes, cluster)

@@ -332,7 +332,7 @@ def _sources(value: Value, made: Code, wanted: Sequence[Code], via: Code | None,
         )  # fmt: skip
         pairs = {code_of(dst): code_of(src) for dst, src in found.items()}
         every = list(dict.fromkeys([made, *codes]))
-        seconds = model.boxing(value, every)[0]
+        seconds = model.boxing(value, every)
         return sum(float(seconds[every.index(s), every.index(d)]) for d, s in pairs.items()), pairs
 
     direct = serve(wanted)
