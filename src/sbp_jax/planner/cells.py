@@ -328,7 +328,16 @@ def _single(
     times = op.outs[0].times if op.outs else (ins[0].times if ins else 1.0)
     flops = 0.0 if op.primitive is None else f.flops
     # Equal labels mean equal strategies: whatever chooses among them is part of it.
-    label = (op.name, folder.number(f), *(x.dtype for x in (*op.ins, *op.outs)), len(ops), times, useful, tuple(keep), pinned)
+    label = (
+        op.name,
+        folder.number(f),
+        *(x.dtype for x in (*op.ins, *op.outs)),
+        len(ops),
+        times,
+        useful,
+        tuple(keep),
+        pinned,
+    )
     return Cell(index, ops, ins, list(op.outs), ways, label, flops, times)
 
 
