@@ -206,7 +206,7 @@ def seconds_matrix(
     mesh: Sequence[int],
     cluster: Cluster,
 ) -> np.ndarray:
-    """Seconds between every two of ``states``, as ``cost_matrix`` has them but sooner; ``inf`` where there is no way."""
+    """Seconds between every two of ``states``: those of ``cost_matrix``, sooner; ``inf`` where there is no way."""
     mesh, shape = tuple(mesh), tuple(shape)
     plain = [_plain(s, mesh) for s in states]
     if all(is_even(shape, s, mesh) for s in plain):

@@ -21,7 +21,7 @@ _ROUNDS = 12
 # A further round comes only where the last one left at most this part of the pairs, or of the gap.
 _WORTH = 0.8
 # The 0-1 program of a kernel of fewer pairs of choices is solved at once.
-_FEW_PAIRS = 200_000
+_FEW_PAIRS = 20_000
 # Of the best plan's cost: what rounding may do to a bound.
 _TOLERANCE = 1e-9
 
@@ -56,7 +56,7 @@ def _pairs(r: Reduction) -> int:
 
 
 def _possible(r: Reduction) -> bool:
-    """Strike choices that cannot be had, or that have a neighbour with nothing to go with them; False if none is left."""
+    """Strike choices that cannot be had, or have nothing to go with at a neighbour; False if a node has none left."""
     pending = dict.fromkeys(r.nodes)
     while pending:
         n = next(iter(pending))
