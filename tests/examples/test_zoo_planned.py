@@ -53,7 +53,7 @@ def planned(name: str, size: str, mesh: tuple[int, ...], **overrides: Any) -> sb
 
 def test_experts_stay_and_tokens_travel() -> None:
     plan = planned("moe", "moe-10b", (2, 4), layers=2, batch=32)
-    experts = [leaf for leaf in plan.inputs if "experts" in leaf.name]
+    experts = [leaf for leaf in plan.inputs if "experts" in leaf.path]
     assert len(experts) == 6
     assert all(sbp.split(0) in leaf.signature for leaf in experts)
     assert "all_to_all" in {move.kind for boxing in plan.boxings() for move in boxing.moves}
@@ -64,15 +64,13 @@ def test_experts_stay_and_tokens_travel() -> None:
 
 def test_large_tables_are_never_copied() -> None:
     plan = planned("dlrm", "criteo-small", (2, 4))
-    large = [leaf for leaf in plan.inputs if "tables" in leaf.name and leaf.shape[0] >= 1024]
+    large = [leaf for leaf in plan.inputs if "tables" in leaf.path and leaf.shape[0] >= 1024]
     assert len(large) == 2 * 15
     assert all(sbp.broadcast not in leaf.signature for leaf in large)
     assert not {boxing.shape for boxing in plan.boxings()} & {leaf.shape for leaf in large}
 
 
-@pytest.mark.parametrize(("name", "size"), [("vit", "vit-b16"), ("wide_resnet", "wrn-28-10")])
-def test_images_are_split_by_the_batch(name: str, size: str) -> None:
-    small = {"layers": 2} if name == "vit" else {"depth": 10}
-    plan = planned(name, size, (2, 4), batch=64, **small)
+def test_images_are_split_by_the_batch() -> None:
+    plan = planned("vit", "vit-b16", (2, 4), batch=64, layers=2)
     images = next(leaf for leaf in plan.inputs if len(leaf.shape) == 4 and leaf.shape[-1] == 3)
     assert set(images.signature) == {sbp.split(0)}
