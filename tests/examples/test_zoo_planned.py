@@ -71,6 +71,6 @@ def test_large_tables_are_never_copied() -> None:
 
 
 def test_images_are_split_by_the_batch() -> None:
-    plan = planned("vit", "vit-b16", (2, 4), batch=64, layers=2)
+    plan = planned("vit", "vit-b16", (2, 4), layers=2)
     images = next(leaf for leaf in plan.inputs if len(leaf.shape) == 4 and leaf.shape[-1] == 3)
     assert set(images.signature) == {sbp.split(0)}
