@@ -4,10 +4,13 @@
 that a user would write for it by hand. Each module has the same ``build`` without the name.
 """
 
-from . import gpt, gpt_nnx, lstm, mlp, resnet
+from . import dlrm, gpt, gpt_nnx, llama, lstm, mlp, moe, resnet, vit, wide_resnet
 from .common import Case
 
-MODELS = {"mlp": mlp, "gpt": gpt, "gpt_nnx": gpt_nnx, "resnet": resnet, "lstm": lstm}
+MODELS = {
+    "mlp": mlp, "gpt": gpt, "gpt_nnx": gpt_nnx, "resnet": resnet, "lstm": lstm, "llama": llama, "moe": moe, "vit": vit,
+    "wide_resnet": wide_resnet, "dlrm": dlrm,
+}  # fmt: skip
 
 
 def build(name: str, size: str = "tiny", **overrides: object) -> Case:

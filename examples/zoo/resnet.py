@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
 from .common import Case, Tree, adamw, configure, cross_entropy
+from .images import patterns
 from .nnx_case import case_of_module
 
 
@@ -37,7 +37,8 @@ SIZES = {
 }
 
 
-def _conv(n_in: int, n_out: int, size: int, stride: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Conv:
+def conv(n_in: int, n_out: int, size: int, stride: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Conv:
+    """A convolution with a square window and no bias."""
     return nnx.Conv(n_in, n_out, (size, size), stride, use_bias=False, dtype=dtype, rngs=rngs)
 
 
@@ -45,11 +46,11 @@ class BasicBlock(nnx.Module):
     """Two 3x3 convolutions and a shortcut, (batch, y, x, n_in) -> (batch, y/stride, x/stride, n_out)."""
 
     def __init__(self, n_in: int, n_out: int, stride: int, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.conv_1 = _conv(n_in, n_out, 3, stride, dtype, rngs)
+        self.conv_1 = conv(n_in, n_out, 3, stride, dtype, rngs)
         self.norm_1 = nnx.BatchNorm(n_out, momentum=0.9, dtype=dtype, rngs=rngs)
-        self.conv_2 = _conv(n_out, n_out, 3, 1, dtype, rngs)
+        self.conv_2 = conv(n_out, n_out, 3, 1, dtype, rngs)
         self.norm_2 = nnx.BatchNorm(n_out, momentum=0.9, dtype=dtype, rngs=rngs)
-        self.shortcut = _conv(n_in, n_out, 1, stride, dtype, rngs) if stride > 1 or n_in != n_out else None
+        self.shortcut = conv(n_in, n_out, 1, stride, dtype, rngs) if stride > 1 or n_in != n_out else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = nnx.relu(self.norm_1(self.conv_1(x)))
@@ -62,7 +63,7 @@ class Resnet(nnx.Module):
 
     def __init__(self, config: ResnetConfig, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
-        self.stem = _conv(3, config.channels[0], 3, 1, dtype, rngs)
+        self.stem = conv(3, config.channels[0], 3, 1, dtype, rngs)
         self.norm = nnx.BatchNorm(config.channels[0], momentum=0.9, dtype=dtype, rngs=rngs)
         blocks, n_in = [], config.channels[0]
         for stage, n_out in enumerate(config.channels):
@@ -102,21 +103,12 @@ def build(size: str = "tiny", **overrides: object) -> Case:
         raise ValueError(f"optimizer is 'sgd' or 'adamw', got {config.optimizer!r}")
     sgd = config.optimizer == "sgd"
 
-    def batch(seed: int) -> Tree:
-        # Each class is a smooth pattern of its own, seen through noise.
-        rng, patterns = np.random.default_rng(seed), np.random.default_rng(0)
-        labels = rng.integers(0, config.classes, config.batch)
-        coarse = patterns.normal(size=(config.classes if config.classes < 4096 else 4096, 4, 4, 3))
-        images = coarse[labels % len(coarse)].repeat(config.pixels // 4, 1).repeat(config.pixels // 4, 2)
-        images = images + 0.5 * rng.normal(size=images.shape)
-        return {"images": images.astype(np.float32), "labels": labels.astype(np.int32)}
-
     return case_of_module(
         "resnet",
         lambda: Resnet(config, nnx.Rngs(0)),
         optax.sgd(config.learning_rate, momentum=0.9) if sgd else adamw(config.learning_rate),
         loss_fn,
-        batch,
+        lambda seed: patterns(seed, config.batch, config.pixels, config.classes),
         layers=2 + 2 * config.blocks * len(config.channels),
         optimizer="sgd+momentum" if sgd else "adamw+clip",
         megatron_rules=MEGATRON,

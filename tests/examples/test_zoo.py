@@ -21,6 +21,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_nnx": ("gpt_nnx", {}),
     "resnet": ("resnet", {}),
     "lstm-bfloat16": ("lstm", {"dtype": "bfloat16"}),
+    "llama": ("llama", {}),
+    "moe": ("moe", {}),
+    "vit-scan-remat": ("vit", {"scan_layers": True, "remat": True}),
+    "wide_resnet": ("wide_resnet", {}),
+    "dlrm": ("dlrm", {}),
 }
 SLOW_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp-bfloat16": ("mlp", {"dtype": "bfloat16"}),
@@ -28,7 +33,12 @@ SLOW_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_nnx-remat-untied-bfloat16": ("gpt_nnx", {"remat": True, "tied": False, "dtype": "bfloat16"}),
     "resnet-bfloat16-adamw": ("resnet", {"dtype": "bfloat16", "optimizer": "adamw", "learning_rate": 1e-2}),
     "lstm": ("lstm", {}),
+    "llama-scan-remat-bfloat16": ("llama", {"scan_layers": True, "remat": True, "dtype": "bfloat16"}),
+    "moe-scan-bfloat16": ("moe", {"scan_layers": True, "layers": 4, "dtype": "bfloat16"}),
+    "vit-bfloat16": ("vit", {"dtype": "bfloat16"}),
+    "wide_resnet-bfloat16": ("wide_resnet", {"dtype": "bfloat16"}),
 }
+WITH_DROPOUT = ("mlp", "lstm", "gpt", "gpt_nnx", "resnet")
 
 
 def case_of(variant: str) -> Case:
@@ -61,7 +71,7 @@ def test_loss_falls_and_a_step_repeats_itself(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("mlp", "lstm") else pytest.mark.slow) for name in zoo.MODELS]
+    "name", [pytest.param(name, marks=() if name in ("mlp", "lstm") else pytest.mark.slow) for name in WITH_DROPOUT]
 )
 def test_dropout_differs_from_step_to_step(name: str) -> None:
     case = zoo.build(name, learning_rate=0.0)
@@ -71,7 +81,7 @@ def test_dropout_differs_from_step_to_step(name: str) -> None:
     assert float(loss) != float(again)
 
 
-@pytest.mark.parametrize(("name", "dim"), [("mlp", 0), ("resnet", 0), ("gpt", 0), ("lstm", 0)])
+@pytest.mark.parametrize(("name", "dim"), [("mlp", 0), ("resnet", 0), ("gpt", 0), ("lstm", 0), ("vit", 0), ("dlrm", 0)])
 def test_batches_depend_on_the_seed_only(name: str, dim: int) -> None:
     case = zoo.build(name)
     one, same, other = (jax.tree.leaves(case.batch(seed)) for seed in (3, 3, 4))
@@ -96,11 +106,16 @@ def split_leaves(specs: object) -> int:
         ("gpt_nnx", 2 * (4 + 3 + 2 + 1) + 1, 3),
         ("lstm", 2 * 3 + 2, 3),
         ("resnet", 2 * (2 + 2) + 2, 2),
+        ("llama", 2 * 7 + 2, 3),
+        ("moe", (3 + 3 + 1) * 2 + 3 + 2 + 1, 3),
+        ("vit-scan-remat", 4 + 4 + 2 + 2, 3),
+        ("wide_resnet", 3 * (2 + 2) + 2, 2),
+        ("dlrm", 15 + 2 + 1, 2),
     ],
 )
 def test_megatron_splits_weights_and_their_optimizer_states(variant: str, parameters: int, copies: int) -> None:
     shardings = case_of(variant).hand_shardings(("dp", "tp"))
-    running_statistics = 2 * 2 if variant == "resnet" else 0
+    running_statistics = {"resnet": 2 * 2, "wide_resnet": 3 * 2}.get(variant, 0)
     assert split_leaves(shardings["megatron"][0]) == parameters * copies + running_statistics
     assert split_leaves(shardings["data_parallel"][0]) == 0
 
@@ -135,7 +150,7 @@ def check_hand_shardings(name: str, shape: tuple[int, int]) -> None:
             assert close.mean() > 0.99
 
 
-@pytest.mark.parametrize("name", ["mlp", "gpt"])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "moe"])
 def test_hand_shardings_compute_the_same_step(name: str) -> None:
     check_hand_shardings(name, (2, 4))
 
@@ -147,14 +162,18 @@ def test_hand_shardings_compute_the_same_step_on_every_mesh(name: str, mesh_shap
 
 
 def test_bad_requests_say_what_there_is() -> None:
-    with pytest.raises(ValueError, match="no model 'vit' in the zoo; there are mlp, gpt"):
-        zoo.build("vit")
+    with pytest.raises(ValueError, match="no model 'bert' in the zoo; there are mlp, gpt"):
+        zoo.build("bert")
     with pytest.raises(ValueError, match="no size 'huge'; there are tiny"):
         zoo.build("gpt", "huge")
     with pytest.raises(ValueError, match="GptConfig has no field depth; it has layers"):
         zoo.build("gpt", depth=3)
     with pytest.raises(ValueError, match=r"options of zoo\.gpt, not of zoo\.gpt_nnx"):
         zoo.build("gpt_nnx", scan_layers=True)
+    with pytest.raises(ValueError, match=r"layers \(3\) must be a multiple of every \(2\)"):
+        zoo.build("moe", layers=3)
+    with pytest.raises(ValueError, match=r"depth is 6 n \+ 4 .* got 12"):
+        zoo.build("wide_resnet", depth=12)
 
 
 @pytest.mark.parametrize(
@@ -163,3 +182,35 @@ def test_bad_requests_say_what_there_is() -> None:
 def test_gpt2_sizes_are_gpt2s(size: str, millions: int) -> None:
     params = zoo.build("gpt", size, vocab=50257).abstract_state()["params"]
     assert round(sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6) == millions
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "billions"),
+    [
+        ("llama", "llama3-8b", 8.03), ("llama", "llama3-70b", 70.6), ("moe", "moe-27b", 26.7),
+        ("vit", "vit-l16", 0.304), ("dlrm", "criteo", 26.15),
+    ],
+)  # fmt: skip
+def test_large_sizes_are_as_published(name: str, size: str, billions: float) -> None:
+    params = zoo.build(name, size).abstract_state()["params"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e9 == pytest.approx(billions, rel=5e-3)
+
+
+def test_experts_have_places_for_their_share_of_tokens_only() -> None:
+    config = zoo.moe.SIZES["tiny"]
+    gates = jax.nn.softmax(jax.random.normal(jax.random.key(0), (4, config.seq, config.experts)), axis=-1)
+    combine, balance = zoo.moe.route(config, gates)
+    taken = np.asarray(combine > 0)
+    assert combine.shape == (4, config.seq, config.experts, config.capacity)
+    assert taken.sum(1).max() == 1  # a place holds one token
+    assert taken.sum((2, 3)).max() == config.top_k
+    # Who is dropped is late in the sequence, or sent there by a second choice: first choices are served first.
+    first = np.asarray(gates.argmax(-1))
+    counts = np.stack([np.cumsum(first == e, 1) for e in range(config.experts)], -1)
+    served = taken.any(-1)
+    for b, s in np.ndindex(first.shape):
+        assert served[b, s, first[b, s]] == (counts[b, s, first[b, s]] <= config.capacity)
+    assert 0.9 < float(balance) < 1.5
+    # All tokens to one expert: the balance loss is as many times as large as there are experts.
+    one_sided = jnp.full(gates.shape, 1e-6).at[..., 0].set(1.0)
+    np.testing.assert_allclose(zoo.moe.route(config, one_sided)[1], config.experts, rtol=1e-4)

@@ -9,5 +9,6 @@ from .routes import check_partial as check_partial
 from .routes import cost_matrix as cost_matrix
 from .routes import itemsize_of as itemsize_of
 from .routes import route as route
+from .routes import seconds_matrix as seconds_matrix
 from .serve import serve as serve
 from .table import Step as Step

@@ -24,6 +24,7 @@ from ..errors import SignatureError
 from ..pieces import is_even, stored_shape
 from ..placement import Placement
 from ..signature import Partial, Signature, SignatureLike, broadcast, partial_sum, signature_for
+from . import matrix
 from .table import Step, moves
 
 
@@ -196,6 +197,21 @@ def _renamed(a: Signature, b: Signature, mesh: tuple[int, ...]) -> list[Step]:
     """The step between signatures that differ on axes of one device only: nothing is moved or copied."""
     axes = tuple(i for i, n in enumerate(mesh) if n == 1 and a[i] != b[i])
     return [Step("slice", axes, a, b, 0.0, 0.0)] if axes else []
+
+
+def seconds_matrix(
+    states: Sequence[Signature],
+    shape: Sequence[int],
+    itemsize: int,
+    mesh: Sequence[int],
+    cluster: Cluster,
+) -> np.ndarray:
+    """Seconds between every two of ``states``: those of ``cost_matrix``, sooner; ``inf`` where there is no way."""
+    mesh, shape = tuple(mesh), tuple(shape)
+    plain = [_plain(s, mesh) for s in states]
+    if all(is_even(shape, s, mesh) for s in plain):
+        return matrix.seconds_matrix(plain, shape, itemsize, mesh, cluster, _extra(*plain))
+    return cost_matrix(states, shape, itemsize, mesh, cluster)[0]
 
 
 def cost_matrix(

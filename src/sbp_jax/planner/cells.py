@@ -8,6 +8,7 @@ Values that cost nothing to make anywhere (broadcast constants, iotas, and arith
 each consumer gets them in the signature it wants.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -49,14 +50,15 @@ class Cell:
     def codes(self, strategy: Strategy, op: Op) -> tuple[tuple[Code | None, ...], tuple[Code, ...]]:
         """The codes of one member op's operands and results; None for operands that are free."""
         if self.root is None:
-            by_id = {v.id: c for v, c in zip(self.ins, strategy.ins, strict=True)}
-            ins = tuple(by_id.get(x.id) if isinstance(x, Value) else None for x in op.ins)
-            if len({x.id for x in op.ins if isinstance(x, Value)}) != sum(isinstance(x, Value) for x in op.ins):
+            by_id = dict(zip([v.id for v in self.ins], strategy.ins, strict=True))
+            if len(by_id) == len(self.ins):
+                ins = tuple([by_id.get(x.id) if isinstance(x, Value) else None for x in op.ins])
+            else:
                 ins = self._positional(strategy, op)
             return ins, strategy.outs if op is self.ops[0] else ()
         code = strategy.ins[0]
         follow = self.follow(code)
-        return tuple(follow(x) for x in op.ins), tuple(c for v in op.outs if (c := follow(v)) is not None)
+        return tuple(map(follow, op.ins)), tuple([c for v in op.outs if (c := follow(v)) is not None])
 
     def _positional(self, strategy: Strategy, op: Op) -> tuple[Code | None, ...]:
         slots = iter(zip(self.ins, strategy.ins, strict=True))
@@ -79,9 +81,15 @@ class Cell:
             if self.root is not None and x.id == self.root.id:
                 return code
             order = self.members.get(x.id)
-            return None if order is None else tuple(order.index(c) if c >= 0 else c for c in code)
+            return None if order is None else _followed(code, order)
 
         return of
+
+
+@functools.lru_cache(maxsize=65536)
+def _followed(code: Code, order: tuple[int, ...]) -> Code:
+    """The code of a value whose dims are those of another, which has ``code``, in another order."""
+    return tuple(order.index(c) if c >= 0 else c for c in code)
 
 
 @dataclass(slots=True)
@@ -138,10 +146,9 @@ def free_values(program: Program, factors: Sequence[Factors], kinds: dict[int, s
     for op, f in zip(program.nodes, factors, strict=True):
         if op.primitive is None and op.name != "constant":
             continue
-        if op.outs and all(v.shape == () for v in op.outs):
+        if not all(map(is_constant, op.ins)) or (op.outs and all(v.shape == () for v in op.outs)):
             continue
-        cheap = op.name in _FREE_SOURCES or (is_pointwise(op, f) and op.name not in _COSTLY)
-        if cheap and all(map(is_constant, op.ins)):
+        if op.name in _FREE_SOURCES or (op.name not in _COSTLY and is_pointwise(op, f)):
             free.update(v.id for v in op.outs)
     return free
 
@@ -174,6 +181,11 @@ class Folder:
         # Ways to run, by the table they are taken from (kept alive here) and the operands that matter.
         self.projected: dict[tuple[int, tuple[int, ...]], tuple[object, tuple[Strategy, ...]]] = {}
         self.unary: dict[object, tuple[Strategy, ...]] = {}
+        # Like ops share one factor map object (``factor_maps``): what follows from it is found once for each.
+        self.orders: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...] | None, bool]] = {}
+        self.ways: dict[tuple[int, tuple[bool, ...]], tuple[Strategy, ...]] = {}
+        self.numbers: dict[int, int] = {}
+        self.equal: dict[Factors, int] = {}
         self.grouped: dict[int, tuple[int, bool]] = {}
 
     def place(self, op: Op, f: Factors) -> None:
@@ -181,19 +193,16 @@ class Folder:
         if op.primitive is None or op.name == "sbp.pin" or not op.outs or any(v.shape == () for v in op.outs):
             return
         real = [(k, x) for k, x in enumerate(op.ins) if not constant_like(x, self.free, self.kinds)]
-        if not real or any(not isinstance(x, Value) for _, x in real):
+        if not real:
             return
-        orders = {_dim_order(op, f, k) for k, _ in real}
-        if len(orders) != 1 or None in orders:
+        order, linear = self._renaming(op, f, frozenset(k for k, _ in real))
+        if order is None:
             return
-        order = orders.pop()
         operands = {x.id: x for _, x in real if isinstance(x, Value)}
-        positions = frozenset(k for k, _ in real)
         if any(item.takes != "sum" and self._reaches(item.takes, operands) for item in f.linear):
             return  # a maximum may pass through it: that is a decision of its own
-        linear = any(item.operands == positions and item.takes == "sum" == item.gives for item in f.linear)
         home = self._home(operands, linear)
-        if home is None or order is None:
+        if home is None:
             return
         key, base = home
         composed = tuple(base[d] if d >= 0 else -1 for d in order)
@@ -201,6 +210,29 @@ class Folder:
         self.grouped[op.index] = key
         for v in op.outs:
             self.group_of_value[v.id] = (key, composed)
+
+    def _renaming(self, op: Op, f: Factors, positions: frozenset[int]) -> tuple[tuple[int, ...] | None, bool]:
+        """The order of the dims of all operands at ``positions``, if it is one; whether sums pass through them."""
+        known = self.orders.get((id(f), positions))
+        if known is None:
+            orders = {_dim_order(op, f, k) for k in positions}
+            linear = any(item.operands == positions and item.takes == "sum" == item.gives for item in f.linear)
+            known = self.orders[id(f), positions] = (orders.pop() if len(orders) == 1 else None, linear)
+        return known
+
+    def strategies(self, f: Factors, axis_sizes: tuple[int, ...], useful: tuple[bool, ...]) -> tuple[Strategy, ...]:
+        """The strategies of a factor map where these linearities are useful."""
+        known = self.ways.get((id(f), useful))
+        if known is None:
+            known = self.ways[id(f), useful] = strategies(f, axis_sizes, useful, self.uneven)
+        return known
+
+    def number(self, f: Factors) -> int:
+        """The same number for equal factor maps: hashing one takes long, and every cell's label has one."""
+        known = self.numbers.get(id(f))
+        if known is None:
+            known = self.numbers[id(f)] = self.equal.setdefault(f, len(self.equal))
+        return known
 
     def _home(self, operands: dict[int, Value], linear: bool) -> tuple[tuple[int, bool], tuple[int, ...]] | None:
         """The group to join: the operands' own, or a new one on the single value they are."""
@@ -242,8 +274,10 @@ def fold(
 ) -> Folded:
     """The cells of a program on a mesh. ``allowed`` narrows an op's strategies (pins, donated arguments)."""
     folder = Folder(program, factors, kinds, uneven)
+    free = folder.free
+    free_ops = {op.index for op in program.nodes if op.outs and all(v.id in free for v in op.outs)}
     for op, f in zip(program.nodes, factors, strict=True):
-        if not all(v.id in folder.free for v in op.outs) or not op.outs:
+        if op.index not in free_ops:
             folder.place(op, f)
     consumers = program.consumers()
     cells: list[Cell] = []
@@ -252,7 +286,7 @@ def fold(
     replaced = {program.output_ops[o].index: program.input_ops[i].index for i, o in program.donated}
     done: dict[tuple[int, bool], int] = {}
     for op, f in zip(program.nodes, factors, strict=True):
-        if op.index in replaced or (op.outs and all(v.id in folder.free for v in op.outs)):
+        if op.index in replaced or op.index in free_ops:
             continue
         key = folder.grouped.get(op.index)
         if key is not None:
@@ -270,7 +304,7 @@ def fold(
         cell_of[output] = cell_of[source]
     fused = fused_values(program, factors, cell_of)
     for cell in cells:
-        cell.in_memory = tuple(v.id not in fused for v in (*cell.ins, *cell.outs))
+        cell.in_memory = tuple([v.id not in fused for v in (*cell.ins, *cell.outs)])
         cell.label = (*cell.label, cell.in_memory)
     return Folded(cells, folder.free, fused, cell_of, factors, kinds)
 
@@ -281,7 +315,7 @@ def _single(
 ) -> Cell:  # fmt: skip
     op = ops[0]
     useful = useful_linear(op, f, folder.kinds)
-    every = strategies(f, axis_sizes, useful, folder.uneven)
+    every = folder.strategies(f, axis_sizes, useful)
     ways = allowed(op, every)
     pinned = ways if len(ways) < len(every) else ()
     keep = [k for k, x in enumerate(op.ins) if not constant_like(x, folder.free, folder.kinds)]
@@ -294,7 +328,16 @@ def _single(
     times = op.outs[0].times if op.outs else (ins[0].times if ins else 1.0)
     flops = 0.0 if op.primitive is None else f.flops
     # Equal labels mean equal strategies: whatever chooses among them is part of it.
-    label = (op.name, f, *(x.dtype for x in (*op.ins, *op.outs)), len(ops), times, useful, tuple(keep), pinned)
+    label = (
+        op.name,
+        folder.number(f),
+        *(x.dtype for x in (*op.ins, *op.outs)),
+        len(ops),
+        times,
+        useful,
+        tuple(keep),
+        pinned,
+    )
     return Cell(index, ops, ins, list(op.outs), ways, label, flops, times)
 
 

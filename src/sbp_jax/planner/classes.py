@@ -36,9 +36,10 @@ def classes(cells: Sequence[Cell], free: set[int]) -> list[int]:
     for round_number in range(_ROUNDS):
         before = _gather(len(cells), reader, _mix(colour[source]) ^ port)
         after = _gather(len(cells), *_distinct(source[forward], (_mix(colour[reader]) ^ ~port)[forward]))
-        refined = _number(np.stack([colour.astype(np.uint64), before, after], axis=1))
+        with np.errstate(over="ignore"):
+            refined = _number(_mix(_mix(_mix(colour) + before) + after))
         if round_number >= _STRICT_ROUNDS:
-            refined = _number(_keep_together(colour, refined)[:, None])
+            refined = _number(_keep_together(colour, refined))
         new_count = int(refined.max(initial=-1)) + 1
         if new_count == count:
             break
@@ -84,8 +85,8 @@ def _keep_together(old: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 
 def _number(keys: np.ndarray) -> np.ndarray:
-    """Equal rows get one number, in the order in which they first appear."""
-    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    """Equal keys get one number, in the order in which they first appear."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[inverse.ravel()]

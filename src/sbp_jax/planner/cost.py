@@ -2,7 +2,7 @@
 
 An op takes the longer of its arithmetic and its memory traffic (the roofline model, Williams, Waterman and
 Patterson, CACM 52(4), 2009); a matrix product's arithmetic depends on its size (``cluster.device``). Boxing costs
-come from ``boxing.cost_matrix``. Equal cells cost the same: whatever is read here is part of a cell's label.
+come from ``boxing.seconds_matrix``. Equal cells cost the same: whatever is read here is part of a cell's label.
 """
 
 import functools
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..boxing import cost_matrix
+from ..boxing import seconds_matrix
 from ..cluster import Cluster
 from ..rules.widen import Code, Strategy, signature_of
 from ..trace import Op, Value
@@ -102,8 +102,8 @@ class CostModel:
         of = op.ins[0]
         return self.cluster.matmul_seconds(m, n, k, str(of.dtype), int(of.dtype.itemsize), batch, moved)
 
-    def boxing(self, value: Value, codes: Sequence[Code]) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and bytes sent between every two of ``codes`` for one value; ``inf`` where there is no way."""
+    def boxing(self, value: Value, codes: Sequence[Code]) -> np.ndarray:
+        """Seconds between every two of ``codes`` for one value; ``inf`` where there is no way."""
         return _boxing(tuple(codes), value.shape, value.itemsize, self.axis_sizes, self.cluster)
 
 
@@ -158,5 +158,5 @@ def _moves_memory(shape: tuple[int, ...], permutation: tuple[int, ...]) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _boxing(
     codes: tuple[Code, ...], shape: tuple[int, ...], itemsize: int, axis_sizes: tuple[int, ...], cluster: Cluster
-) -> tuple[np.ndarray, np.ndarray]:
-    return cost_matrix([signature_of(c) for c in codes], shape, itemsize, axis_sizes, cluster)
+) -> np.ndarray:
+    return seconds_matrix([signature_of(c) for c in codes], shape, itemsize, axis_sizes, cluster)

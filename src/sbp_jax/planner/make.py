@@ -216,7 +216,10 @@ def spell_out(
         complete.append(known[key])
     table, nodes = _tabulate(complete)
     boxings = list(_boxings(program, folded, complete, hubs, request, model))
-    compute = sum(c.times * model.compute_seconds(c, chosen[c.index]) for c in folded.cells)
+    compute = sum(
+        n * c.times * model.compute_seconds(c, c.strategies[k])
+        for c, n, k in zip(problem.representative, problem.count, choice, strict=False)
+    )
     moved = sum(b.seconds * b.times for b in boxings)
     codes = {
         v.id: [c]
@@ -290,6 +293,8 @@ def _boxings(
                 needs.setdefault(x.id, {}).setdefault(code, op)
     names = request.placement.axis_names
     count = 0
+    # Repeated layers ask the same: by value's looks, what it is made as and wanted as, the routes.
+    known: dict[object, list[tuple[Code, Signature, Signature, tuple[Move, ...]]]] = {}
     for op in program.nodes:
         way = complete[op.index]
         for v, made in zip(op.outs, way.outs, strict=True) if way is not None else ():
@@ -297,15 +302,21 @@ def _boxings(
             if not wanted:
                 continue
             via = hubs.get(v.id)
-            for code, origin in _sources(v, made, list(wanted), via, model).items():
-                src, dst = signature_of(origin), signature_of(code)
-                route = boxing.route(src, dst, request.placement, v.shape, str(v.dtype), request.cluster)
-                moves = tuple(
-                    Move(s.kind, tuple(names[a] for a in s.axes), s.dst, s.bytes, s.seconds) for s in route.steps
-                )
+            dtype = dtype_text(v.dtype)
+            key = (v.shape, dtype, made, tuple(wanted), via)
+            if key not in known:
+                known[key] = []
+                for code, origin in _sources(v, made, list(wanted), via, model).items():
+                    src, dst = signature_of(origin), signature_of(code)
+                    route = boxing.route(src, dst, request.placement, v.shape, dtype, request.cluster)
+                    moves = tuple(
+                        Move(s.kind, tuple(names[a] for a in s.axes), s.dst, s.bytes, s.seconds) for s in route.steps
+                    )
+                    known[key].append((code, src, dst, moves))
+            for code, src, dst, moves in known[key]:
                 user = wanted.get(code) or next(iter(wanted.values()))
                 yield Boxing(
-                    count, v.id, v.name or op.name, v.shape, str(v.dtype), src, dst, moves, v.times,
+                    count, v.id, v.name or op.name, v.shape, dtype, src, dst, moves, v.times,
                     user_line(op.info), user_line(user.info),
                 )  # fmt: skip
                 count += 1
@@ -321,7 +332,7 @@ def _sources(value: Value, made: Code, wanted: Sequence[Code], via: Code | None,
         )  # fmt: skip
         pairs = {code_of(dst): code_of(src) for dst, src in found.items()}
         every = list(dict.fromkeys([made, *codes]))
-        seconds = model.boxing(value, every)[0]
+        seconds = model.boxing(value, every)
         return sum(float(seconds[every.index(s), every.index(d)]) for d, s in pairs.items()), pairs
 
     direct = serve(wanted)

@@ -14,19 +14,35 @@ def partial_kinds(program: Program, factors: Sequence[Factors]) -> dict[int, set
     partial operand that can only be whole gain nothing: the result could be made partial afterwards, for free.
     """
     kinds: dict[int, set[ReduceOp]] = {}
+    # What a factor map reduces, once for all ops that share it.
+    reduced: dict[int, frozenset[ReduceOp]] = {}
+    again = _has_loops(program)
     changed = True
     while changed:
         changed = False
         for op, f in zip(program.nodes, factors, strict=True):
-            gives: set[ReduceOp] = {kind for factor, kind in f.reduced if factor not in f.blocked}
-            for item, useful in zip(f.linear, useful_linear(op, f, kinds), strict=True):
-                if useful:
-                    gives.add(item.gives)
-            for v in op.outs:
-                if op.name != "sbp.input" and gives - kinds.setdefault(v.id, set()):
-                    kinds[v.id] |= gives
-                    changed = True
+            gives = reduced.get(id(f))
+            if gives is None:
+                gives = reduced[id(f)] = frozenset(kind for factor, kind in f.reduced if factor not in f.blocked)
+            if f.linear:
+                useful = useful_linear(op, f, kinds)
+                gives = gives.union(item.gives for item, yes in zip(f.linear, useful, strict=True) if yes)
+            if gives and op.name != "sbp.input":
+                for v in op.outs:
+                    if gives - kinds.setdefault(v.id, set()):
+                        kinds[v.id] |= gives
+                        changed = again
     return kinds
+
+
+def _has_loops(program: Program) -> bool:
+    """Whether any node reads what a later one makes."""
+    made: set[int] = set()
+    for op in program.nodes:
+        if any(isinstance(x, Value) and x.id not in made for x in op.ins):
+            return True
+        made.update([v.id for v in op.outs])
+    return False
 
 
 def useful_linear(op: Op, factors: Factors, kinds: dict[int, set[ReduceOp]]) -> tuple[bool, ...]:
@@ -38,12 +54,12 @@ def useful_linear(op: Op, factors: Factors, kinds: dict[int, set[ReduceOp]]) -> 
     if not factors.linear:
         return ()
 
-    def can(x: object, kind: ReduceOp) -> bool:
-        return isinstance(x, Value) and kind in kinds.get(x.id, ())
-
     asked = op.params.get("kinds", ()) if op.primitive is None else ()
     if op.name == "sbp.pin":
         asked = {c.op for c in op.params["signature"] if isinstance(c, Partial)}
-    return tuple(
-        item.takes in asked or any(can(op.ins[i], item.takes) for i in item.operands) for item in factors.linear
-    )
+    partial = {k: found for k, x in enumerate(op.ins) if isinstance(x, Value) and (found := kinds.get(x.id))}
+    if not partial and not asked:
+        return (False,) * len(factors.linear)
+    return tuple([
+        item.takes in asked or any(item.takes in partial.get(i, ()) for i in item.operands) for item in factors.linear
+    ])  # fmt: skip

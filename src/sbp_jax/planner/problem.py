@@ -85,7 +85,7 @@ def _link(problem: Problem, source: int, result: int, readers: Sequence[tuple[in
     if len(codes) == 1:
         return
     at = {c: i for i, c in enumerate(codes)}
-    seconds = model.boxing(value, codes)[0]
+    seconds = model.boxing(value, codes)
     price = np.where(np.isfinite(seconds), seconds * weight, IMPOSSIBLE)
     made_at = [at[c] for c in made]
     wanted_at = [[at[c] for c in w] for w in wanted]

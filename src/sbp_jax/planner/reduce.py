@@ -119,18 +119,22 @@ class Reduction:
                 keep[s] = False
         if keep.all():
             return False
-        self.nodes[n] = cost[keep]
+        self.keep_only(n, keep)
+        return True
+
+    def keep_only(self, n: int, keep: np.ndarray) -> None:
+        """Remove the choices of a node that a mask leaves out."""
+        self.nodes[n] = self.nodes[n][keep]
         self.kept[n] = self.kept[n][keep]
         for a in self.around[n]:
             if n < a:
                 self.edges[n, a] = self.edges[n, a][keep, :]
             else:
                 self.edges[a, n] = self.edges[a, n][:, keep]
-        return True
 
 
-def reduce(problem: Problem) -> Reduction:
-    """The kernel of a problem; its optimum (plus ``constant``) is the problem's."""
+def reduce(problem: Problem, strike: bool = True) -> Reduction:
+    """The kernel of a problem; its optimum (plus ``constant``) is the problem's. Without ``strike`` only folded."""
     around: dict[int, set[int]] = {n: set() for n in range(len(problem.nodes))}
     for a, b in problem.edges:
         around[a].add(b)
@@ -138,7 +142,13 @@ def reduce(problem: Problem) -> Reduction:
     r = Reduction(
         dict(enumerate(problem.nodes)), dict(problem.edges), [np.arange(len(c)) for c in problem.nodes], around=around
     )
-    pending = dict.fromkeys(range(len(problem.nodes)))
+    shrink(r, strike)
+    return r
+
+
+def shrink(r: Reduction, strike: bool = True) -> None:
+    """Fold away, and strike, in place, until neither is possible. To strike among many choices takes long."""
+    pending = dict.fromkeys(r.nodes)
     while pending:
         n = next(iter(pending))
         del pending[n]
@@ -148,10 +158,9 @@ def reduce(problem: Problem) -> Reduction:
             pending.update(dict.fromkeys(r.condition(n)))
         elif len(r.around[n]) <= 2 and _affordable(r, n):
             pending.update(dict.fromkeys(r.eliminate(n)))
-        elif r.strike(n):
+        elif strike and r.strike(n):
             pending[n] = None
             pending.update(dict.fromkeys(r.around[n]))
-    return r
 
 
 def _affordable(r: Reduction, n: int) -> bool:

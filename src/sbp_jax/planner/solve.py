@@ -17,7 +17,8 @@ import numpy as np
 from scipy import sparse
 
 from .problem import IMPOSSIBLE, Problem
-from .reduce import Reduction, reduce
+from .reduce import Reduction, reduce, shrink
+from .tighten import tighten
 
 _ROUNDINGS = 20
 _TOLERANCE = 1e-6
@@ -36,7 +37,9 @@ class Solution:
 
 def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -> Solution | None:
     """The best choice, or None when every choice is impossible."""
-    reduction = reduce(problem)
+    reduction = reduce(problem, strike=False)
+    tighten(reduction, improve)
+    shrink(reduction)
     program = _Program(reduction)
     chosen, bound = program.solve(gap, time_limit)
     choice = reduction.expand(chosen)

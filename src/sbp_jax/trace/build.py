@@ -1,5 +1,6 @@
 """jaxpr -> logical graph: calls are inlined, control flow keeps its bodies, random bits become arithmetic."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,10 @@ from .source import is_users_function
 
 # What computes nothing at the level of logical values.
 _ALIASES = {"copy", "copy_p", "stop_gradient", "name", "pvary", "layout_constraint", "sharding_constraint"}
+
+
+_HANDLERS = {**control.HANDLERS, **calls.HANDLERS}
+_first = operator.itemgetter(0)
 
 
 class Tracer:
@@ -41,8 +46,12 @@ class Tracer:
     ) -> tuple[Value, ...]:  # fmt: skip
         """Add an op unless the same one is there already; its results."""
         key = _key(name, ins, params)
-        if key is not None and key in self._seen:
-            return self._seen[key]
+        try:
+            known = self._seen.get(key)
+        except TypeError:  # parameters that cannot be compared
+            key = known = None
+        if known is not None:
+            return known
         outs = tuple(self.value(a) for a in avals)
         self.ops.append(Op(name, tuple(ins), outs, params or {}, primitive, self._cause or info))
         if key is not None:
@@ -86,7 +95,7 @@ class Tracer:
             return self._remat(eqn, ins)
         if name == "optimization_barrier":
             return control.barrier(self, ins, eqn.source_info)
-        handler: Callable[..., Sequence[Atom]] | None = (control.HANDLERS | calls.HANDLERS).get(name)
+        handler: Callable[..., Sequence[Atom]] | None = _HANDLERS.get(name)
         if handler is not None:
             return handler(self, eqn, ins)
         expansion = expand.EXPANSIONS.get(name)
@@ -155,20 +164,12 @@ def _is_noop(name: str, params: Any, ins: Sequence[Atom], eqn: Any) -> bool:
 
 def _key(name: str, ins: Sequence[Atom], params: Any) -> Any:
     """What makes two ops the same; None for those that are not to be shared."""
-    if name in ("constant", "empty2") or not (params is None or _hashable(params)):
+    if name in ("constant", "empty2"):
         return None
     operands = tuple(
-        x.id if isinstance(x, Value) else ("literal", str(x.dtype), np.asarray(x.literal).tobytes()) for x in ins
+        [x.id if isinstance(x, Value) else ("literal", x.dtype, np.asarray(x.literal).tobytes()) for x in ins]
     )
-    return name, operands, tuple(sorted(params.items(), key=lambda kv: kv[0])) if params else ()
-
-
-def _hashable(params: Any) -> bool:
-    try:
-        hash(tuple(params.values()))
-        return True
-    except TypeError:
-        return False
+    return name, operands, tuple(sorted(params.items(), key=_first)) if params else ()
 
 
 def handled() -> set[str]:
