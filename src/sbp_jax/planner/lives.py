@@ -9,7 +9,7 @@ through the loop; a loop's carry is one buffer from its initial value to its fin
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..rules import Factors
 from ..trace import Graph, Op, Program, Value
@@ -41,7 +41,7 @@ class Life:
     again as well, ``kept`` those that read it from memory: less than ``made`` where none does.
 
     ``named``: another name of its operand's buffer. ``resident``: an argument, held over the whole step. ``home``: it
-    replaces a donated argument, in whose buffer it is written.
+    replaces a donated argument, in whose buffer it is written. ``reads``: first and last time by reading node.
     """
 
     value: Value
@@ -52,6 +52,7 @@ class Life:
     named: bool = False
     resident: bool = False
     home: bool = False
+    reads: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 def lives(program: Program, factors: Sequence[Factors]) -> dict[int, Life]:
@@ -73,12 +74,37 @@ class _Walk:
         ]
         self.spans: dict[int, tuple[int, int]] = {}
         self._span(program.graph)
-        # The op's own kernel, or the last kernel that computes it again; and the first.
-        self.latest = list(range(self.end + 1))
-        self.earliest = list(range(self.end + 1))
+        self.readers = program.consumers()
+        self.homes = {program.output_ops[o].index for _, o in program.donated}
+        # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
+        self.when = self._schedule()
+        self.latest = list(self.when)
+        self.earliest = list(self.when)
         self.repeats = [False] * (self.end + 1)
         self.claimed: set[int] = set()
         self.found: dict[int, Life] = {}
+
+    def _schedule(self) -> list[int]:
+        """In program order, but updates in place of donated arguments as soon as they can: they free what they read.
+
+        (XLA's list scheduler takes first what frees most.)
+        """
+        nodes, n = self.program.nodes, self.end + 1
+        updates = [False] * n
+        for op in reversed(nodes):
+            if self.fusible[op.index] and op.index not in self.spans and op.outs:
+                users = [u.index for v in op.outs for u, _ in self.readers.get(v.id, ())]
+                updates[op.index] = bool(users) and all(u in self.homes or updates[u] for u in users)
+        when = list(range(n))
+        ready: dict[int, int] = {}
+        for op in nodes:
+            if updates[op.index]:
+                when[op.index] = max((ready.get(x.id, 0) for x in op.ins if isinstance(x, Value)), default=op.index)
+            for k, v in enumerate(op.outs):
+                ready[v.id] = max(when[op.index], self._made(op, k)) if op.index in self.spans else when[op.index]
+        for op in self.program.input_ops:
+            when[op.index] = op.index
+        return when
 
     def _span(self, graph: Graph) -> tuple[int, int]:
         low, high = self.end, 0
@@ -97,13 +123,10 @@ class _Walk:
     def run(self) -> dict[int, Life]:
         """Every value's life."""
         program = self.program
-        readers = program.consumers()
-        made = {v.id: op for op in program.nodes for v in op.outs}
-        homes = {program.output_ops[o].index for _, o in program.donated}
         # Bodies come after the ops at their boundary, so only those are read out of order; their times are fixed.
         for op in reversed(program.nodes):
             for k, v in enumerate(op.outs):
-                self.found[v.id] = self._life(op, k, v, readers.get(v.id, ()), homes, made)
+                self.found[v.id] = self._life(op, k, v, self.readers.get(v.id, ()))
             if op.outs:
                 self._when_computed(op)
         last = self.end
@@ -112,9 +135,7 @@ class _Walk:
             life.made, life.kept, life.last, life.resident = 0, last, max(life.last, life.first), True
         return self.found
 
-    def _life(
-        self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]], homes: set[int], made: dict[int, Op]
-    ) -> Life:  # fmt: skip
+    def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Life:
         start = self._made(op, k)
         alone = len(readers) == 1
         found = [(*self._read(user, position, start, alone), user) for user, position in readers]
@@ -135,11 +156,12 @@ class _Walk:
                     kept = max(kept, by_name.kept)
             if not (fuses and repeats):
                 kept = max(kept, until)
-            home = home or user.index in homes
+            home = home or user.index in self.homes
         self.repeats[op.index] = repeats
         if not named and kept == last and kept > start and self._overwritten(v, kept):
             kept = last = kept - 1
-        return Life(v, start, min(first, self.end), last, kept, named, home=home)
+        reads = {user.index: (t, until) for t, until, _, _, user in found}
+        return Life(v, start, min(first, self.end), last, kept, named, home=home, reads=reads)
 
     def _widens(self, op: Op) -> bool:
         """Whether computing an op again reads more than its result: two operands as large as that, or more."""
@@ -148,7 +170,7 @@ class _Walk:
 
     def _made(self, op: Op, k: int) -> int:
         if op.index not in self.spans:
-            return op.index
+            return self.when[op.index]
         first, final = self.spans[op.index]
         if op.name == "sbp.carry":
             return final if k == 1 else first
@@ -169,15 +191,17 @@ class _Walk:
             return self.earliest[user.index], self.latest[user.index], True, self.found[user.outs[0].id]
         if self.fusible[user.index]:
             return self.earliest[user.index], self.latest[user.index], True, None
-        return user.index, user.index, user.name.startswith(_REDUCTIONS) and alone, None
+        when = self.when[user.index]
+        return when, when, user.name.startswith(_REDUCTIONS) and alone, None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""
         if not self.repeats[op.index] or (op.index in self.spans and op.name != "sbp.barrier"):
             return
         life = self.found[op.outs[0].id]
-        self.latest[op.index] = max(life.last, op.index)
-        self.earliest[op.index] = op.index if life.kept >= life.made else max(op.index, life.first)
+        when = self.when[op.index]
+        self.latest[op.index] = max(life.last, when)
+        self.earliest[op.index] = when if life.kept >= life.made else max(when, life.first)
 
     def _overwritten(self, v: Value, at: int) -> bool:
         """Whether the kernel in which a value dies writes its result over it."""

@@ -103,6 +103,7 @@ class _Tables:
         self.hub_of = {key: hub for hub, key in problem.hub_source.items()}
         self.tables: dict[object, _Table | None] = {}
         self.loops = _RANDOM_BITS.get(model.cluster.device.name, 0.0)
+        self.program_end = len(program.nodes)
         self.readers: dict[int, list[tuple[int, int, int]]] = {}
         for cell in folded.cells:
             for position, v in enumerate(cell.ins):
@@ -165,18 +166,19 @@ class _Tables:
                 self._add((*where, "smaller"), group, other, made, last, v)
                 self._add((*where, "larger"), group, other, first, last, v)
         if hub is not None:
-            for reader, at, index in readers:
-                t, until = self._reading(v, index, life)
-                self._add((group, k, hub, reader, at, "more"), hub, reader, t, until, v)
+            self._more(group, k, hub, v, life)
 
-    def _reading(self, v: Value, index: int, life: Life) -> tuple[int, int]:
-        op = next((op for op in self.folded.cells[index].ops if v in op.ins), self.folded.cells[index].ops[0])
-        t = max(op.index, life.made)
-        if op.outs:
-            after = self.lives[op.outs[0].id]
-            if after.kept < after.made:
-                return t, max(t, after.last)
-        return t, t
+    def _more(self, group: int, k: int, hub: int, v: Value, life: Life) -> None:
+        """Copies beyond the hub's. Readers that want the same one share it, so each adds the time after the last."""
+        found = []
+        for reader, at, index in self.readers[v.id]:
+            times = [life.reads[op.index] for op in self.folded.cells[index].ops if op.index in life.reads]
+            found.append((max(b for _, b in times), min(a for a, _ in times), reader, at))
+        before = self.program_end
+        for until, t, reader, at in sorted(found):
+            start = max(min(t, before + 1), life.made)
+            self._add((group, k, hub, reader, at, "more"), hub, reader, start, until, v)
+            before = until if before == self.program_end else max(before, until)
 
     def _bytes(self, key: tuple[object, ...]) -> np.ndarray:
         """The bytes that a key stands for."""
