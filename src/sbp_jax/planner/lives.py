@@ -29,7 +29,9 @@ _ALIASES = frozenset("""
     reshape squeeze expand_dims stop_gradient copy_p optimization_barrier sbp.pin sbp.barrier sbp.enter
 """.split())  # fmt: skip
 # Written over their first operand where it dies there.
-_IN_PLACE = frozenset("dynamic_update_slice scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split())
+_IN_PLACE = frozenset(
+    "dynamic_update_slice scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split()
+)
 _REDUCTIONS = "reduce_"
 # Element-wise by their rule, but long: never computed again.
 _LONG = frozenset(("threefry2x32", "erf_inv", "digamma", "lgamma", "igamma"))
@@ -140,7 +142,11 @@ class _Walk:
         alone = len(readers) == 1
         found = [(*self._read(user, position, start, alone), user) for user, position in readers]
         named = op.name in _ALIASES
-        repeats = self.fusible[op.index] and (alone or op.name in _CHEAP) or op.name in ("sbp.unstack", "sbp.barrier", "sbp.enter")
+        repeats = (self.fusible[op.index] and (alone or op.name in _CHEAP)) or op.name in (
+            "sbp.unstack",
+            "sbp.barrier",
+            "sbp.enter",
+        )
         if repeats and not named and not all(fuses for _, _, fuses, _, _ in found) and self._widens(op):
             repeats = False
         first, last, kept, home = self.end + 1, start, start - 1, False

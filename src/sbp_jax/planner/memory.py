@@ -10,30 +10,49 @@ All of it is tables by choice, or by two choices, each with where it counts: the
 and the plan that is chosen is measured by the same tables.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ..rules.widen import Code
-from ..trace import Program, Value
+from ..trace import Op, Program, Value
 from .cells import Cell, Folded
 from .cost import CostModel
 from .lives import Life, lives
 from .problem import Problem
 
-# By kind of processor, what random bits take while they are made, in results: XLA for CPUs makes them in a loop
-# over copies of its state, compilers for accelerators in one kernel.
-_RANDOM_BITS = {"cpu": 4.0}
+
+def scratch(op: Op, device: str) -> float:
+    """What an op takes while it runs beside operands and results, in bytes of its first result.
+
+    Random bits: XLA for CPUs makes them in a loop over copies of its state (measured: 10 arrays for 2 results),
+    compilers for accelerators in one kernel. The gradient of max pooling: a padded operand and, for every
+    dimension, the position of each maximum, 4 bytes each (XLA: ``SelectAndScatterExpander``).
+    """
+    if op.name == "threefry2x32":
+        return 8.0 if device == "cpu" else 0.0
+    if op.name.startswith("select_and_scatter"):
+        out, source = op.outs[0], op.ins[0]
+        padded = math.prod(n + a + b for n, (a, b) in zip(out.shape, op.params["padding"], strict=True))
+        indices = 4.0 * len(out.shape) / out.itemsize * (padded + math.prod(source.shape))
+        return (padded + indices) / math.prod(out.shape)
+    return 0.0
 
 
 @dataclass(slots=True)
 class _Table:
-    """Bytes by the choice at ``a`` (and at ``b``, where that is not -1), from ``start`` to ``end`` of each instance."""
+    """Bytes by the choice at ``a`` (and at ``b``, where that is not -1), from ``start`` to ``end`` of each instance.
+
+    The bytes are ``factor`` times a matrix that many tables share.
+    """
 
     a: int
     b: int
-    bytes: np.ndarray
+    parts: np.ndarray
+    factor: float
     start: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
@@ -55,7 +74,9 @@ class Footprint:
         self._end = np.array([x for t in self.tables for x in t.end], np.int64)
 
     def _sizes(self, choice: Sequence[int]) -> np.ndarray:
-        return np.array([t.bytes[choice[t.a]] if t.b < 0 else t.bytes[choice[t.a], choice[t.b]] for t in self.tables])
+        return np.array([
+            t.factor * (t.parts[choice[t.a]] if t.b < 0 else t.parts[choice[t.a], choice[t.b]]) for t in self.tables
+        ])  # fmt: skip
 
     def over_time(self, choice: Sequence[int]) -> np.ndarray:
         """Bytes a device holds at each node."""
@@ -74,9 +95,9 @@ class Footprint:
         for k, n in enumerate(np.bincount(alive, minlength=len(self.tables)).tolist()):
             t = self.tables[k]
             if n and t.b < 0:
-                result.nodes[t.a] = result.nodes[t.a] + n * t.bytes
+                result.nodes[t.a] = result.nodes[t.a] + n * t.factor * t.parts
             elif n:
-                result.connect(t.a, t.b, n * t.bytes)
+                result.connect(t.a, t.b, n * t.factor * t.parts)
         return result
 
     def held(self, choice: Sequence[int], point: int) -> list[tuple[Value, float]]:
@@ -91,6 +112,10 @@ class Footprint:
         ]
 
 
+# What of a value, its class, which of the values there, and the other end: its class or hub, which operand.
+_Key = tuple[Any, ...]
+
+
 class _Tables:
     """Builds the tables; equal ones, of values that share their decisions, are one."""
 
@@ -101,8 +126,10 @@ class _Tables:
         self.problem, self.program, self.folded, self.groups = problem, program, folded, groups
         self.model, self.lives = model, found
         self.hub_of = {key: hub for hub, key in problem.hub_source.items()}
-        self.tables: dict[object, _Table | None] = {}
-        self.loops = _RANDOM_BITS.get(model.cluster.device.name, 0.0)
+        self.tables: dict[_Key, _Table | None] = {}
+        self.codes: dict[object, tuple[Code, ...]] = {}
+        self.shares: dict[tuple[Code, ...], np.ndarray] = {}
+        self.pairs: dict[tuple[tuple[Code, ...], tuple[Code, ...]], dict[str, np.ndarray]] = {}
         self.program_end = len(program.nodes)
         self.readers: dict[int, list[tuple[int, int, int]]] = {}
         for cell in folded.cells:
@@ -123,16 +150,15 @@ class _Tables:
                 for k, v in enumerate(inner):
                     life = self.lives[v.id]
                     if v.id not in leaving and v.shape and not life.named and life.kept >= life.made:
-                        self._add((group, "inside", k), group, -1, life.made, life.kept, v)
+                        self._add(("inside", group, k), group, -1, life.made, life.kept, v)
         yield from (t for t in self.tables.values() if t is not None)
 
-    def _add(self, key: tuple[object, ...], a: int, b: int, start: int, end: int, v: Value) -> None:
+    def _add(self, key: _Key, a: int, b: int, start: int, end: int, v: Value) -> None:
         """One more instance of a table, which is computed the first time."""
         if end < start:
             return
         if key not in self.tables:
-            table = self._bytes(key)
-            self.tables[key] = _Table(a, b, table) if table.any() else None
+            self.tables[key] = self._make(key, v, a, b)
         table = self.tables[key]
         if table is not None:
             table.start.append(start)
@@ -142,29 +168,29 @@ class _Tables:
     def _result(self, cell: Cell, group: int, k: int, v: Value) -> None:
         life = self.lives[v.id]
         made, first, last, kept = life.made, max(life.first, life.made), life.last, life.kept
-        if self.loops and cell.ops[0].name == "threefry2x32":
-            self._add((group, "loop", k), group, -1, made, made, v)
+        if k == 0 and cell.root is None and scratch(cell.ops[0], self.model.cluster.device.name):
+            self._add(("scratch", group, k), group, -1, made, made, v)
         readers = self.readers.get(v.id, ())
         hub = self.hub_of.get((group, k))
         if not readers or (hub is None and group == readers[0][0]):
             if not (life.named or life.home):
-                self._add((group, "own", k), group, -1, made, kept, v)
+                self._add(("own", group, k), group, -1, made, kept, v)
             return
         other, position = (hub, -1) if hub is not None else readers[0][:2]
         where = (group, k, other, position)
         if life.resident:
-            self._add((group, "own", k), group, -1, made, kept, v)
-            self._add((*where, "smaller"), group, other, first, last, v)
-            self._add((*where, "larger"), group, other, first, last, v)
+            self._add(("own", group, k), group, -1, made, kept, v)
+            self._add(("smaller", *where), group, other, first, last, v)
+            self._add(("larger", *where), group, other, first, last, v)
         else:
             if not (life.named or life.home):
-                self._add((*where, "same"), group, other, made, kept, v)
+                self._add(("same", *where), group, other, made, kept, v)
             if not life.named:
-                self._add((*where, "source of smaller"), group, other, made, made, v)
-                self._add((*where, "source of larger"), group, other, made, first, v)
+                self._add(("source of smaller", *where), group, other, made, made, v)
+                self._add(("source of larger", *where), group, other, made, first, v)
             if not life.home:
-                self._add((*where, "smaller"), group, other, made, last, v)
-                self._add((*where, "larger"), group, other, first, last, v)
+                self._add(("smaller", *where), group, other, made, last, v)
+                self._add(("larger", *where), group, other, first, last, v)
         if hub is not None:
             self._more(group, k, hub, v, life)
 
@@ -177,41 +203,70 @@ class _Tables:
         before = self.program_end
         for until, t, reader, at in sorted(found):
             start = max(min(t, before + 1), life.made)
-            self._add((group, k, hub, reader, at, "more"), hub, reader, start, until, v)
+            self._add(("more", group, k, reader, at, hub), hub, reader, start, until, v)
             before = until if before == self.program_end else max(before, until)
 
-    def _bytes(self, key: tuple[object, ...]) -> np.ndarray:
-        """The bytes that a key stands for."""
-        p, size = self.problem, self.model.local_bytes
-        if key[-1] == "more":
-            group, k, hub, reader, at = key[:5]  # pyright: ignore
-            v = p.representative[group].outs[k]
-            wanted = [s.ins[at] for s in p.representative[reader].strategies]
-            return np.array([[0.0 if a == b else size(v, b) for b in wanted] for a in p.codes[hub]])
-        group = key[0]
-        cell = p.representative[group]  # pyright: ignore
-        if key[1] == "inside":
-            v = [v for op in cell.ops for v in op.outs][key[2]]  # pyright: ignore
-            return np.array([size(v, cell.follow(s.ins[0])(v) or ()) for s in cell.strategies])
-        if key[1] in ("own", "loop"):
-            v = cell.outs[key[2]]  # pyright: ignore
-            return np.array([size(v, s.outs[key[2]]) for s in cell.strategies]) * (
-                self.loops if key[1] == "loop" else 1.0
-            )
-        _, k, other, position, what = key
-        v, made = cell.outs[k], [s.outs[k] for s in cell.strategies]  # pyright: ignore
-        codes: Sequence[Code] = (
-            p.codes[other] if position == -1 else [s.ins[position] for s in p.representative[other].strategies]  # pyright: ignore
-        )
-        own = np.array([size(v, c) for c in made])[:, None]
-        copy = np.array([size(v, c) for c in codes])[None, :]
-        same = np.array([[a == b for b in codes] for a in made])
-        smaller = ~same & (copy <= own)
-        larger = ~same & (copy > own)
-        return {
-            "same": same * own, "source of smaller": smaller * own, "source of larger": larger * own,
-            "smaller": smaller * copy, "larger": larger * copy,
-        }[str(what)]  # fmt: skip
+    def _make(self, key: _Key, v: Value, a: int, b: int) -> _Table | None:
+        """The table that a key stands for; None where it is zero everywhere."""
+        what, k = key[0], key[2]
+        cell = self.problem.representative[key[1]]
+        factor = float(v.size_bytes)
+        if what == "inside":
+            inner = [x for op in cell.ops for x in op.outs][k]
+            of = np.array([self._share(cell.follow(s.ins[0])(inner) or ()) for s in cell.strategies])
+            return _Table(a, b, of, factor)
+        made = self._codes((id(cell.strategies), "out", k), lambda: [s.outs[k] for s in cell.strategies])
+        if what in ("own", "scratch"):
+            if what == "scratch":
+                factor *= scratch(cell.ops[0], self.model.cluster.device.name)
+            return _Table(a, b, self._shares(made), factor)
+        other, position = key[3], key[4]
+        if what == "more":
+            made = self.problem.codes[key[5]]
+        if position < 0:
+            codes = self.problem.codes[other]
+        else:
+            ways = self.problem.representative[other].strategies
+            codes = self._codes((id(ways), "in", position), lambda: [s.ins[position] for s in ways])
+        of = self._pairs(made, codes).get(what)
+        return None if of is None else _Table(a, b, of, factor)
+
+    def _codes(self, key: object, make: Callable[[], list[Code]]) -> tuple[Code, ...]:
+        found = self.codes.get(key)
+        if found is None:
+            found = make()
+            found = self.codes[key] = self.codes.setdefault(tuple(found), tuple(found))
+        return found
+
+    def _share(self, code: Code) -> float:
+        """The part of a value that a device holds."""
+        pieces = 1
+        for n, c in zip(self.model.axis_sizes, code, strict=True):
+            pieces *= n if c >= 0 else 1
+        return 1.0 / pieces
+
+    def _shares(self, codes: tuple[Code, ...]) -> np.ndarray:
+        found = self.shares.get(codes)
+        if found is None:
+            found = self.shares[codes] = np.array([self._share(c) for c in codes])
+        return found
+
+    def _pairs(self, made: tuple[Code, ...], codes: tuple[Code, ...]) -> dict[str, np.ndarray]:
+        """By what is held: the parts, for a value made and boxed in any two of these codes. Not those all zero."""
+        found = self.pairs.get((made, codes))
+        if found is None:
+            number: dict[Code, int] = {}
+            left = np.array([number.setdefault(c, len(number)) for c in made])[:, None]
+            right = np.array([number.setdefault(c, len(number)) for c in codes])[None, :]
+            own, copy = self._shares(made)[:, None], self._shares(codes)[None, :]
+            same = left == right
+            smaller, larger = ~same & (copy <= own), ~same & (copy > own)
+            every = {
+                "same": same * own, "source of smaller": smaller * own, "source of larger": larger * own,
+                "smaller": smaller * copy, "larger": larger * copy, "more": ~same * copy,
+            }  # fmt: skip
+            found = self.pairs[made, codes] = {what: m for what, m in every.items() if m.any()}
+        return found
 
 
 def penalised(problem: Problem, weights: Sequence[tuple[float, Problem]]) -> Problem:
