@@ -65,9 +65,7 @@ TOLERANCE = 0.1
 def needed(compiled: Any) -> int:
     """Bytes a device needs for a compiled step, by XLA's account."""
     m = compiled.memory_analysis()
-    return (
-        m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
-    )
+    return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 
 
 def main() -> int:

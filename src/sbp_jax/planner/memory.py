@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..rules.widen import Code
-from ..trace import Op, Program, Value
+from ..trace import Op, Program, Value, user_line
 from .cells import Cell, Folded
 from .cost import CostModel
 from .lives import Life, lives
@@ -49,6 +49,7 @@ class _Table:
     The bytes are ``factor`` times a matrix that many tables share.
     """
 
+    words: str
     a: int
     b: int
     parts: np.ndarray
@@ -100,16 +101,19 @@ class Footprint:
                 result.connect(t.a, t.b, n * t.factor * t.parts)
         return result
 
-    def held(self, choice: Sequence[int], point: int) -> list[tuple[Value, float]]:
-        """What is held at one node, and its bytes."""
+    def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
+        """What is held at one node, in words, and its bytes."""
+        made = {v.id: op for op in self.program.nodes for v in op.outs}
         sizes = self._sizes(choice)
-        return [
-            (v, float(sizes[k]))
-            for k, t in enumerate(self.tables)
-            if sizes[k]
-            for v, start, end in zip(t.values, t.start, t.end, strict=True)
-            if start <= point <= end
-        ]
+        found = []
+        for size, t in zip(sizes.tolist(), self.tables, strict=True):
+            for v, start, end in zip(t.values, t.start, t.end, strict=True) if size else ():
+                if start <= point <= end:
+                    op = made[v.id]
+                    line = user_line(op.info)
+                    words = op.label or f"{op.name.removeprefix('sbp.')} {v.dtype}{f' [{line}]' if line else ''}"
+                    found.append((f"{t.words}{words}", size))
+        return found
 
 
 # What of a value, its class, which of the values there, and the other end: its class or hub, which operand.
@@ -214,12 +218,12 @@ class _Tables:
         if what == "inside":
             inner = [x for op in cell.ops for x in op.outs][k]
             of = np.array([self._share(cell.follow(s.ins[0])(inner) or ()) for s in cell.strategies])
-            return _Table(a, b, of, factor)
+            return _Table("", a, b, of, factor)
         made = self._codes((id(cell.strategies), "out", k), lambda: [s.outs[k] for s in cell.strategies])
         if what in ("own", "scratch"):
             if what == "scratch":
                 factor *= scratch(cell.ops[0], self.model.cluster.device.name)
-            return _Table(a, b, self._shares(made), factor)
+            return _Table("scratch of " if what == "scratch" else "", a, b, self._shares(made), factor)
         other, position = key[3], key[4]
         if what == "more":
             made = self.problem.codes[key[5]]
@@ -229,7 +233,8 @@ class _Tables:
             ways = self.problem.representative[other].strategies
             codes = self._codes((id(ways), "in", position), lambda: [s.ins[position] for s in ways])
         of = self._pairs(made, codes).get(what)
-        return None if of is None else _Table(a, b, of, factor)
+        words = "boxed copies of " if what in ("smaller", "larger", "more") else ""
+        return None if of is None else _Table(words, a, b, of, factor)
 
     def _codes(self, key: object, make: Callable[[], list[Code]]) -> tuple[Code, ...]:
         found = self.codes.get(key)

@@ -13,12 +13,13 @@ import numpy as np
 from scipy import optimize
 
 from ..errors import PlanError
+from .least import Least, Smallest
 from .memory import Footprint, penalised
-from .problem import IMPOSSIBLE, Problem
+from .problem import Problem
+from .shortage import too_small
 from .solve import Solution, solve, solve_within
 
 _ROUNDS = 40
-_LEAST_ROUNDS = 12
 _MOST_PAIRS = 200_000
 
 
@@ -68,11 +69,12 @@ class Search:
         seen = [(first.seconds, memory)]
         best: Found | None = None
         solution, bound = first.solution, first.bound
-        lowest = self._least_at(points[0])
+        smallest = Smallest(self.problem, self.footprint, self._bytes_at, self.time_limit, self.progress)
+        lowest = smallest.holding_least({points[0]: 1.0}, self._most_bytes)
         if lowest is not None:
             profile = self.footprint.over_time(lowest.choice)
             if profile[points[0]] > limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
-                raise PlanError(_too_small(limit, self._least([(first.solution, memory), (lowest, profile)])))
+                raise self._short(limit, smallest.run([(first.solution, memory), (lowest, profile)]))
         for round_number in range(_ROUNDS):
             prices, ceiling = _master(seen, points, limit)
             self.progress(f"fitting into memory, round {round_number + 1}")
@@ -97,13 +99,13 @@ class Search:
             if known and ceiling - bound <= 1e-9 * abs(ceiling):
                 break
         if best is None:
-            least = self._least([(first.solution, seen[0][1]), (solution, memory)])
-            if least[1].max() <= limit:
-                best = Found(least[0], self.problem.evaluate(least[0].choice), bound)
+            least = smallest.run([(first.solution, seen[0][1]), (solution, memory)], limit)
+            if least.peak <= limit:
+                best = Found(least.solution, self.problem.evaluate(least.solution.choice), bound)
         if best is None or best.seconds - bound > self.gap * best.seconds + 1e-12:
             best = self._exact(limit, points, best, bound)
         if best is None:
-            raise PlanError(_too_small(limit, self._least([(first.solution, seen[0][1]), (solution, memory)])))
+            raise self._short(limit, smallest.run([(first.solution, seen[0][1]), (solution, memory)]))
         return Found(best.solution, best.seconds, min(best.bound, best.seconds))
 
     def _exact(self, limit: float, points: Sequence[int], best: Found | None, bound: float) -> Found | None:
@@ -128,64 +130,8 @@ class Search:
             points.append(int(memory.argmax()))
         return best
 
-    def _least_at(self, point: int) -> Solution | None:
-        """The plan that holds the least at one point of the step."""
-        return self._smallest({point: 1.0})
-
-    def _smallest(self, weights: dict[int, float]) -> Solution | None:
-        # Bytes as parts of what the cheapest plan holds: small beside what is impossible.
-        prices = [(w / self._most_bytes, self._bytes_at(t)) for t, w in weights.items() if w > 0]
-        return solve(penalised(_costless(self.problem), prices), 1e-3, self.time_limit)
-
-    def _least(self, first: Sequence[tuple[Solution, np.ndarray]]) -> tuple[Solution, np.ndarray]:
-        """The plan of the smallest peak found when memory is all that counts, and its memory over the step.
-
-        The points at which plans peak are weighted so that the plans seen, weighed so, hold the most (a game of
-        two, solved by Kelley's planes); the plan that holds the least by these weights is the next one seen.
-        """
-        seen = list(first)
-        for _ in range(_LEAST_ROUNDS):
-            points = sorted({int(m.argmax()) for _, m in seen})
-            weights = _weights(np.array([m[points] for _, m in seen]) / self._most_bytes)
-            solution = self._smallest(dict(zip(points, weights, strict=True)))
-            if solution is None:
-                break
-            memory = self.footprint.over_time(solution.choice)
-            if any(np.array_equal(m, memory) for _, m in seen):
-                break
-            seen.append((solution, memory))
-        return min(seen, key=lambda x: float(x[1].max()))
-
-
-def _weights(held: np.ndarray) -> np.ndarray:
-    """Weights of points (columns), adding up to 1, under which the lightest plan seen (rows) is the heaviest."""
-    n = held.shape[1]
-    result = optimize.linprog(
-        np.r_[np.zeros(n), -1.0], A_ub=np.c_[-held, np.ones(len(held))], b_ub=np.zeros(len(held)),
-        A_eq=np.r_[np.ones(n), 0.0][None], b_eq=[1.0], bounds=[(0.0, 1.0)] * n + [(None, None)], method="highs",
-    )  # fmt: skip
-    return result.x[:n]
-
-
-def _too_small(limit: float, least: tuple[Solution, np.ndarray]) -> str:
-    smallest = float(least[1].max())
-    return (
-        f"no plan was found that fits into a memory limit of {limit:.0f} bytes ({limit / 2**20:.4g} MiB) per "
-        f"device; the smallest that one does is {smallest:.0f} bytes ({smallest / 2**20:.4g} MiB). "
-        "Raise memory_limit, use more devices, a smaller batch, or rematerialisation (jax.checkpoint)"
-    )
-
-
-def _costless(problem: Problem) -> Problem:
-    """The same problem where only what is impossible costs anything."""
-
-    def clear(x: np.ndarray) -> np.ndarray:
-        return np.where(x >= IMPOSSIBLE / 2, IMPOSSIBLE, 0.0)
-
-    return Problem(
-        [clear(c) for c in problem.nodes], {k: clear(m) for k, m in problem.edges.items()}, problem.n_classes,
-        problem.representative, problem.count, problem.codes, problem.hub_source,
-    )  # fmt: skip
+    def _short(self, limit: float, least: Least) -> PlanError:
+        return PlanError(too_small(limit, least, self.footprint))
 
 
 def _master(seen: Sequence[tuple[float, np.ndarray]], points: Sequence[int], limit: float) -> tuple[np.ndarray, float]:
