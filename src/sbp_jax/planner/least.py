@@ -21,7 +21,9 @@ from .solve import Solution, solve
 _ROUNDS = 60
 _SECONDS = 30.0
 _LEVEL = 0.5
-_CLOSE = 0.005
+# Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
+_CLOSE = 0.01
+_STALLED = 6
 
 
 @dataclass(slots=True)
@@ -64,9 +66,13 @@ class Smallest:
         start = time.perf_counter()
         budget = _SECONDS if self.time_limit is None else min(_SECONDS, self.time_limit)
         points: list[int] = []
+        gaps: list[float] = []
         for round_number in range(_ROUNDS):
             best = min(seen, key=lambda x: float(x[1].max()))
             peak = float(best[1].max())
+            gaps.append(peak - bound)
+            if len(gaps) > _STALLED and gaps[-_STALLED - 1] - gaps[-1] < 1e-3 * peak:
+                break
             if peak <= max(enough, bound * (1 + _CLOSE)) or time.perf_counter() - start > budget:
                 break
             self.progress(f"finding the smallest memory limit, round {round_number + 1}")

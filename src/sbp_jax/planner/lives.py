@@ -68,12 +68,14 @@ class _Walk:
     def __init__(self, program: Program, factors: Sequence[Factors]) -> None:
         self.program = program
         self.end = len(program.nodes) - 1
-        self.fusible = [
-            op.primitive is not None
-            and op.name not in _LONG
-            and (op.name in _MOVES or op.name in _ALIASES or is_pointwise(op, f))
-            for op, f in zip(program.nodes, factors, strict=True)
-        ]
+        known: dict[tuple[str, int], bool] = {}
+        self.fusible: list[bool] = []
+        for op, f in zip(program.nodes, factors, strict=True):
+            look = (op.name, id(f))  # ops that look alike share their factors
+            if look not in known:
+                moves = op.name in _MOVES or op.name in _ALIASES
+                known[look] = op.primitive is not None and op.name not in _LONG and (moves or is_pointwise(op, f))
+            self.fusible.append(known[look])
         self.spans: dict[int, tuple[int, int]] = {}
         self._span(program.graph)
         self.readers = program.consumers()
@@ -140,19 +142,19 @@ class _Walk:
     def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Life:
         start = self._made(op, k)
         alone = len(readers) == 1
-        found = [(*self._read(user, position, start, alone), user) for user, position in readers]
+        found = [self._read(user, position, start, alone) for user, position in readers]
         named = op.name in _ALIASES
         repeats = (self.fusible[op.index] and (alone or op.name in _CHEAP)) or op.name in (
             "sbp.unstack",
             "sbp.barrier",
             "sbp.enter",
         )
-        if repeats and not named and not all(fuses for _, _, fuses, _, _ in found) and self._widens(op):
+        if repeats and not named and not all(fuses for _, _, fuses, _ in found) and self._widens(op):
             repeats = False
         first, last, kept, home = self.end + 1, start, start - 1, False
         if not readers or not repeats:
             kept = start
-        for t, until, fuses, by_name, user in found:
+        for (t, until, fuses, by_name), (user, _) in zip(found, readers, strict=True):
             first, last = min(first, t), max(last, until)
             if by_name is not None:
                 home = home or by_name.home
@@ -166,7 +168,7 @@ class _Walk:
         self.repeats[op.index] = repeats
         if not named and kept == last and kept > start and self._overwritten(v, kept):
             kept = last = kept - 1
-        reads = {user.index: (t, until) for t, until, _, _, user in found}
+        reads = {user.index: x[:2] for x, (user, _) in zip(found, readers, strict=True)}
         return Life(v, start, min(first, self.end), last, kept, named, home=home, reads=reads)
 
     def _widens(self, op: Op) -> bool:
