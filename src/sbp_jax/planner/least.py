@@ -20,6 +20,7 @@ from .solve import Solution, solve
 
 _ROUNDS = 60
 _SECONDS = 30.0
+_ROUND_SECONDS = 10.0
 _LEVEL = 0.5
 # Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
 _CLOSE = 0.01
@@ -56,7 +57,8 @@ class Smallest:
         self._costless = self._costless or _without_costs(self.problem)
         # Bytes as parts of what a plan holds: small beside what is impossible.
         prices = [(w / unit, self.at(t)) for t, w in weights.items() if w > 0]
-        return solve(penalised(self._costless, prices), 1e-3, self.time_limit)
+        limit = _ROUND_SECONDS if self.time_limit is None else min(_ROUND_SECONDS, self.time_limit)
+        return solve(penalised(self._costless, prices), 1e-3, limit)
 
     def run(self, first: Sequence[tuple[Solution, np.ndarray]], enough: float = 0.0) -> Least:
         """The smallest plan, given some to start from; one of at most ``enough`` bytes will do."""
@@ -119,7 +121,8 @@ def _next(held: np.ndarray, centre: np.ndarray, bound: float) -> np.ndarray:
             [-np.eye(n), -np.eye(n)],
         ]),
         b_ub=np.r_[np.full(len(held), -level), centre, -centre],
-        A_eq=np.r_[np.ones(n), np.zeros(n)][None], b_eq=[1.0], bounds=[(0.0, 1.0)] * n + [(0.0, None)] * n, method="highs",
+        A_eq=np.r_[np.ones(n), np.zeros(n)][None], b_eq=[1.0], bounds=[(0.0, 1.0)] * n + [(0.0, None)] * n,
+        method="highs",
     )  # fmt: skip
     if result.x is None:
         return np.full(n, 1.0 / n)

@@ -6,6 +6,7 @@ the next to try (Kelley, J. SIAM 8(4), 1960; Geoffrion, Math. Prog. Study 2, 197
 less the prices of what is allowed, is a proven lower bound for every plan that fits.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,12 @@ from .solve import Solution, solve, solve_within
 
 _ROUNDS = 40
 _MOST_PAIRS = 200_000
+# Beyond a few thousand pairs of choices prices are tried to a small gap, in seconds: a round is a step, not a result,
+# and what its program leaves open is in its bound.
+_FEW_PAIRS = 2_000
+_ROUND_GAP = 1e-3
+_ROUND_SECONDS = 4.0
+_EXACT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,17 @@ class Search:
             self._at[point] = self.footprint.at(point)
         return self._at[point]
 
+    def _effort(self, gap: float, seconds: float) -> tuple[float, float | None]:
+        """The gap to stop at and the seconds to take: all that it takes where the problem is small."""
+        if self._pairs <= _FEW_PAIRS:
+            return self.gap, self.time_limit
+        seconds = max(seconds, 1.0)
+        return max(self.gap, gap), seconds if self.time_limit is None else min(seconds, self.time_limit)
+
+    @property
+    def _pairs(self) -> int:
+        return sum(m.size for m in self.problem.edges.values())
+
     def _fit(self, limit: float, first: Found, memory: np.ndarray) -> Found:
         points = [int(memory.argmax())]
         self._most_bytes = float(memory.max())
@@ -79,7 +97,7 @@ class Search:
             prices, ceiling = _master(seen, points, limit)
             self.progress(f"fitting into memory, round {round_number + 1}")
             priced = penalised(self.problem, [(p, self._bytes_at(t)) for p, t in zip(prices, points, strict=True)])
-            priced_solution = solve(priced, self.gap, self.time_limit)
+            priced_solution = solve(priced, *self._effort(_ROUND_GAP, _ROUND_SECONDS))
             if priced_solution is None:
                 break
             solution = priced_solution
@@ -96,7 +114,7 @@ class Search:
                 continue
             if best is not None and (best.seconds - bound <= 1e-6 * best.seconds or known):
                 break
-            if known and ceiling - bound <= 1e-9 * abs(ceiling):
+            if known and ceiling - bound <= (1e-9 if self._pairs <= _FEW_PAIRS else _ROUND_GAP) * abs(ceiling):
                 break
         if best is None:
             least = smallest.run([(first.solution, seen[0][1]), (solution, memory)], limit)
@@ -111,13 +129,14 @@ class Search:
     def _exact(self, limit: float, points: Sequence[int], best: Found | None, bound: float) -> Found | None:
         """What prices leave open, closed where the problem is small: limits at the points as rows of the program."""
         best = best and Found(best.solution, best.seconds, bound)
-        if sum(m.size for m in self.problem.edges.values()) > _MOST_PAIRS:
+        if self._pairs > _MOST_PAIRS:
             return best
-        points = list(points)
+        points, start = list(points), time.perf_counter()
         for _ in range(_ROUNDS):
             self.progress(f"fitting into memory exactly, {len(points)} points")
             limits = [(self._bytes_at(t), limit) for t in points]
-            solution = solve_within(self.problem, limits, self.gap, self.time_limit)
+            effort = self._effort(_ROUND_GAP, _EXACT_SECONDS - (time.perf_counter() - start))
+            solution = solve_within(self.problem, limits, *effort)
             if solution is None:
                 return best
             bound = max(bound, solution.bound)
