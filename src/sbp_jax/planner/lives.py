@@ -2,7 +2,9 @@
 
 XLA materialises few of a program's values. An element-wise op is computed inside the kernels that read it, again in
 each of them where it is cheap (``InstructionFusion``): then it takes no memory, and what it reads is held to the
-last of those kernels instead. Exponentials, roots and the like with several readers are computed once and kept.
+last of those kernels instead. A matrix product's operand that is cheap is made for each product anew, each wants it
+in a layout of its own (measured on GPT: queries, keys and values are transposed once for the forward products and
+again for the backward ones). Exponentials, roots and the like with several readers are computed once and kept.
 What a matrix product, a collective, a loop or the caller reads is always in memory. A reshape is another name for
 its operand's buffer. An element-wise kernel writes over an operand that dies in it. What a loop reads is held
 through the loop; a loop's carry is one buffer from its initial value to its final one.
@@ -85,6 +87,7 @@ class _Walk:
         self.latest = list(self.when)
         self.earliest = list(self.when)
         self.repeats = [False] * (self.end + 1)
+        self.again = [-1] * (self.end + 1)  # the last kernel that computes it again
         self.claimed: set[int] = set()
         self.found: dict[int, Life] = {}
 
@@ -156,6 +159,9 @@ class _Walk:
             kept = start
         for (t, until, fuses, by_name), (user, _) in zip(found, readers, strict=True):
             first, last = min(first, t), max(last, until)
+            if repeats and (user.primitive is not None or by_name is not None):
+                again = self.again[user.index] if by_name is not None else until
+                self.again[op.index] = max(self.again[op.index], again)
             if by_name is not None:
                 home = home or by_name.home
                 if user.name == "sbp.barrier":
@@ -208,7 +214,12 @@ class _Walk:
             return
         life = self.found[op.outs[0].id]
         when = self.when[op.index]
-        self.latest[op.index] = max(life.last, when)
+        if op.name in _ALIASES:
+            self.latest[op.index] = max(life.last, when)
+        else:
+            self.latest[op.index] = max(self.again[op.index], when if life.kept >= life.made else -1)
+            if self.latest[op.index] < 0:
+                self.latest[op.index] = when
         self.earliest[op.index] = when if life.kept >= life.made else max(when, life.first)
 
     def _overwritten(self, v: Value, at: int) -> bool:
