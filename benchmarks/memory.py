@@ -18,6 +18,7 @@ import datetime
 import os
 import platform
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import jax
-import jaxlib
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -107,7 +107,7 @@ def main() -> int:
     if not args.only:
         head = (
             f"memory.py; {platform.machine()}, {os.cpu_count()} cores, 8 simulated CPU devices; "
-            f"Python {platform.python_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}, "
+            f"Python {platform.python_version()}, jax {jax.__version__}, jaxlib {version('jaxlib')}, "
             f"sbp_jax {sbp.__version__}; {datetime.date.today()}\n\n"
         )
         (Path(__file__).parent / "results" / "memory.txt").write_text(head + console.export_text())
