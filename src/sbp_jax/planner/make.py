@@ -19,7 +19,7 @@ from ..trace import Op, Program, Value, user_line, without_collecting
 from .cells import Folded, factor_maps, fold
 from .classes import classes
 from .cost import CostModel
-from .memory import Footprint, Held, held_values, profile
+from .memory import Footprint
 from .partials import partial_kinds
 from .problem import Problem, assemble
 from .search import Found
@@ -79,18 +79,17 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     model = CostModel(request.cluster, sizes, request.computation_ratio)
     request.progress("pricing")
     problem = assemble(cells, groups, model)
-    held = held_values(program, folded)
+    footprint = Footprint(problem, program, folded, groups, model)
     built = time.perf_counter()
     request.progress("solving")
 
-    footprint = Footprint(problem, held, folded, groups, model, len(program.nodes))
     task = Task(
         problem, footprint, request.memory_limit_bytes, request.gap, request.time_limit, request.progress
     )  # fmt: skip
     found, note = _fitting(task, request)
     if found is None:
         raise PlanError(_contradiction(request))
-    plan = spell_out(program, folded, problem, groups, found.solution.choice, held, request, model, name)
+    plan = spell_out(program, folded, problem, groups, found.solution.choice, footprint, request, model, name)
     plan.notes += note
     plan.solver = request.solver
     plan.bound = min(found.bound, plan.objective)
@@ -189,7 +188,7 @@ def fingerprint(program: Program) -> str:
 
 def spell_out(
     program: Program, folded: Folded, problem: Problem, groups: Sequence[int], choice: Sequence[int],
-    held: Sequence[Held], request: Request, model: CostModel, name: str,
+    footprint: Footprint, request: Request, model: CostModel, name: str,
 ) -> PlanData:  # fmt: skip
     """A choice as a plan: every node's signatures, every boxing between them."""
     chosen = [cell.strategies[choice[k]] for cell, k in zip(folded.cells, groups, strict=True)]
@@ -221,16 +220,6 @@ def spell_out(
         for c, n, k in zip(problem.representative, problem.count, choice, strict=False)
     )
     moved = sum(b.seconds * b.times for b in boxings)
-    codes = {
-        v.id: [c]
-        for op, w in zip(program.nodes, complete, strict=True)
-        if w
-        for v, c in zip(op.outs, w.outs, strict=True)
-    }
-    for b in boxings:
-        if b.dst == signature_of(hubs.get(b.value_id, ())):
-            codes[b.value_id].append(code_of(b.dst))
-    memory = profile(held, codes, model, len(program.nodes))
     return PlanData(
         function=name,
         fingerprint=fingerprint(program),
@@ -242,7 +231,7 @@ def spell_out(
         boxing_list=boxings,
         compute_seconds=compute,
         boxing_seconds=moved,
-        memory_per_device=float(memory.max(initial=0.0)),
+        memory_per_device=float(footprint.over_time(choice).max(initial=0.0)),
         objective=compute + moved,
         bound=0.0,
         cluster=request.cluster.name,

@@ -6,6 +6,7 @@ the next to try (Kelley, J. SIAM 8(4), 1960; Geoffrion, Math. Prog. Study 2, 197
 less the prices of what is allowed, is a proven lower bound for every plan that fits.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,13 +14,20 @@ import numpy as np
 from scipy import optimize
 
 from ..errors import PlanError
+from .least import Least, Smallest
 from .memory import Footprint, penalised
-from .problem import IMPOSSIBLE, Problem
+from .problem import Problem
+from .shortage import too_small
 from .solve import Solution, solve, solve_within
 
 _ROUNDS = 40
-_LEAST_ROUNDS = 12
 _MOST_PAIRS = 200_000
+# Beyond a few thousand pairs of choices prices are tried to a small gap, in seconds: a round is a step, not a result,
+# and what its program leaves open is in its bound.
+_FEW_PAIRS = 2_000
+_ROUND_GAP = 1e-3
+_ROUND_SECONDS = 4.0
+_EXACT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +70,34 @@ class Search:
             self._at[point] = self.footprint.at(point)
         return self._at[point]
 
+    def _effort(self, gap: float, seconds: float) -> tuple[float, float | None]:
+        """The gap to stop at and the seconds to take: all that it takes where the problem is small."""
+        if self._pairs <= _FEW_PAIRS:
+            return self.gap, self.time_limit
+        seconds = max(seconds, 1.0)
+        return max(self.gap, gap), seconds if self.time_limit is None else min(seconds, self.time_limit)
+
+    @property
+    def _pairs(self) -> int:
+        return sum(m.size for m in self.problem.edges.values())
+
     def _fit(self, limit: float, first: Found, memory: np.ndarray) -> Found:
         points = [int(memory.argmax())]
         self._most_bytes = float(memory.max())
         seen = [(first.seconds, memory)]
         best: Found | None = None
         solution, bound = first.solution, first.bound
-        lowest = self._least_at(points[0])
+        smallest = Smallest(self.problem, self.footprint, self._bytes_at, self.time_limit, self.progress)
+        lowest = smallest.holding_least({points[0]: 1.0}, self._most_bytes)
         if lowest is not None:
             profile = self.footprint.over_time(lowest.choice)
             if profile[points[0]] > limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
-                raise PlanError(_too_small(limit, self._least([(first.solution, memory), (lowest, profile)])))
+                raise self._short(limit, smallest.run([(first.solution, memory), (lowest, profile)]))
         for round_number in range(_ROUNDS):
             prices, ceiling = _master(seen, points, limit)
             self.progress(f"fitting into memory, round {round_number + 1}")
             priced = penalised(self.problem, [(p, self._bytes_at(t)) for p, t in zip(prices, points, strict=True)])
-            priced_solution = solve(priced, self.gap, self.time_limit)
+            priced_solution = solve(priced, *self._effort(_ROUND_GAP, _ROUND_SECONDS))
             if priced_solution is None:
                 break
             solution = priced_solution
@@ -94,28 +114,29 @@ class Search:
                 continue
             if best is not None and (best.seconds - bound <= 1e-6 * best.seconds or known):
                 break
-            if known and ceiling - bound <= 1e-9 * abs(ceiling):
+            if known and ceiling - bound <= (1e-9 if self._pairs <= _FEW_PAIRS else _ROUND_GAP) * abs(ceiling):
                 break
         if best is None:
-            least = self._least([(first.solution, seen[0][1]), (solution, memory)])
-            if least[1].max() <= limit:
-                best = Found(least[0], self.problem.evaluate(least[0].choice), bound)
+            least = smallest.run([(first.solution, seen[0][1]), (solution, memory)], limit)
+            if least.peak <= limit:
+                best = Found(least.solution, self.problem.evaluate(least.solution.choice), bound)
         if best is None or best.seconds - bound > self.gap * best.seconds + 1e-12:
             best = self._exact(limit, points, best, bound)
         if best is None:
-            raise PlanError(_too_small(limit, self._least([(first.solution, seen[0][1]), (solution, memory)])))
+            raise self._short(limit, smallest.run([(first.solution, seen[0][1]), (solution, memory)]))
         return Found(best.solution, best.seconds, min(best.bound, best.seconds))
 
     def _exact(self, limit: float, points: Sequence[int], best: Found | None, bound: float) -> Found | None:
         """What prices leave open, closed where the problem is small: limits at the points as rows of the program."""
         best = best and Found(best.solution, best.seconds, bound)
-        if sum(m.size for m in self.problem.edges.values()) > _MOST_PAIRS:
+        if self._pairs > _MOST_PAIRS:
             return best
-        points = list(points)
+        points, start = list(points), time.perf_counter()
         for _ in range(_ROUNDS):
             self.progress(f"fitting into memory exactly, {len(points)} points")
             limits = [(self._bytes_at(t), limit) for t in points]
-            solution = solve_within(self.problem, limits, self.gap, self.time_limit)
+            effort = self._effort(_ROUND_GAP, _EXACT_SECONDS - (time.perf_counter() - start))
+            solution = solve_within(self.problem, limits, *effort)
             if solution is None:
                 return best
             bound = max(bound, solution.bound)
@@ -128,64 +149,8 @@ class Search:
             points.append(int(memory.argmax()))
         return best
 
-    def _least_at(self, point: int) -> Solution | None:
-        """The plan that holds the least at one point of the step."""
-        return self._smallest({point: 1.0})
-
-    def _smallest(self, weights: dict[int, float]) -> Solution | None:
-        # Bytes as parts of what the cheapest plan holds: small beside what is impossible.
-        prices = [(w / self._most_bytes, self._bytes_at(t)) for t, w in weights.items() if w > 0]
-        return solve(penalised(_costless(self.problem), prices), 1e-3, self.time_limit)
-
-    def _least(self, first: Sequence[tuple[Solution, np.ndarray]]) -> tuple[Solution, np.ndarray]:
-        """The plan of the smallest peak found when memory is all that counts, and its memory over the step.
-
-        The points at which plans peak are weighted so that the plans seen, weighed so, hold the most (a game of
-        two, solved by Kelley's planes); the plan that holds the least by these weights is the next one seen.
-        """
-        seen = list(first)
-        for _ in range(_LEAST_ROUNDS):
-            points = sorted({int(m.argmax()) for _, m in seen})
-            weights = _weights(np.array([m[points] for _, m in seen]) / self._most_bytes)
-            solution = self._smallest(dict(zip(points, weights, strict=True)))
-            if solution is None:
-                break
-            memory = self.footprint.over_time(solution.choice)
-            if any(np.array_equal(m, memory) for _, m in seen):
-                break
-            seen.append((solution, memory))
-        return min(seen, key=lambda x: float(x[1].max()))
-
-
-def _weights(held: np.ndarray) -> np.ndarray:
-    """Weights of points (columns), adding up to 1, under which the lightest plan seen (rows) is the heaviest."""
-    n = held.shape[1]
-    result = optimize.linprog(
-        np.r_[np.zeros(n), -1.0], A_ub=np.c_[-held, np.ones(len(held))], b_ub=np.zeros(len(held)),
-        A_eq=np.r_[np.ones(n), 0.0][None], b_eq=[1.0], bounds=[(0.0, 1.0)] * n + [(None, None)], method="highs",
-    )  # fmt: skip
-    return result.x[:n]
-
-
-def _too_small(limit: float, least: tuple[Solution, np.ndarray]) -> str:
-    smallest = float(least[1].max())
-    return (
-        f"no plan was found that fits into a memory limit of {limit:.0f} bytes ({limit / 2**20:.4g} MiB) per "
-        f"device; the smallest that one does is {smallest:.0f} bytes ({smallest / 2**20:.4g} MiB). "
-        "Raise memory_limit, use more devices, a smaller batch, or rematerialisation (jax.checkpoint)"
-    )
-
-
-def _costless(problem: Problem) -> Problem:
-    """The same problem where only what is impossible costs anything."""
-
-    def clear(x: np.ndarray) -> np.ndarray:
-        return np.where(x >= IMPOSSIBLE / 2, IMPOSSIBLE, 0.0)
-
-    return Problem(
-        [clear(c) for c in problem.nodes], {k: clear(m) for k, m in problem.edges.items()}, problem.n_classes,
-        problem.representative, problem.count, problem.codes, problem.hub_source,
-    )  # fmt: skip
+    def _short(self, limit: float, least: Least) -> PlanError:
+        return PlanError(too_small(limit, least, self.footprint))
 
 
 def _master(seen: Sequence[tuple[float, np.ndarray]], points: Sequence[int], limit: float) -> tuple[np.ndarray, float]:

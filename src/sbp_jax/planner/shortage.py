@@ -1,0 +1,67 @@
+"""What to say when no plan fits: by how much, what holds most of the memory, what would help."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .least import Least
+from .memory import Footprint
+
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Values of one kind, alive at one moment: how many, their bytes on a device, in words what they are."""
+
+    words: str
+    count: int
+    bytes: float
+
+
+def holdings(footprint: Footprint, choice: Sequence[int], point: int) -> list[Holding]:
+    """What is held at a node, largest first; equal arguments and lines of different layers are one."""
+    found: dict[str, list[float]] = {}
+    for words, size in footprint.held(choice, point):
+        found.setdefault(re.sub(r"(?<=/)\d+(?=/|$)", "*", words), []).append(size)
+    return sorted((Holding(w, len(s), sum(s)) for w, s in found.items()), key=lambda h: -h.bytes)
+
+
+def too_small(limit: float, least: Least, footprint: Footprint) -> str:
+    """The message for a limit that no plan was found for."""
+    short = least.peak - limit
+    proof = (
+        f"every plan holds at least {_bytes(least.bound)}"
+        if least.bound > limit
+        else f"that none does is not proven (the bound is {_bytes(least.bound)})"
+    )
+    return (
+        f"no plan was found that fits into a memory limit of {_bytes(limit)} per device; the smallest that one does is "
+        f"{_bytes(least.peak)}, {_size(short)} ({short / max(limit, 1.0):.1%}) more; {proof}. "
+        f"{_most(least, footprint)}"
+        f"Raise memory_limit to {least.peak:.0f}, use more devices, a smaller batch, or rematerialisation "
+        "(jax.checkpoint)"
+    )
+
+
+def _most(least: Least, footprint: Footprint) -> str:
+    if not hasattr(footprint, "held"):  # a search method's own tables say nothing of values
+        return ""
+    held = holdings(footprint, least.solution.choice, int(least.memory.argmax()))
+    total = max(sum(h.bytes for h in held), 1.0)
+    lines = [
+        f"  {_size(h.bytes)} ({h.bytes / total:.0%}) {h.words}{f', {h.count} arrays' if h.count > 1 else ''}"
+        for h in held[:_NAMED]
+    ]
+    return "That plan's peak is held by\n" + "\n".join(lines) + f"\nand {max(len(held) - _NAMED, 0)} smaller kinds. "
+
+
+def _bytes(n: float) -> str:
+    return f"{n:.0f} bytes ({_size(n)})"
+
+
+def _size(n: float) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(n) >= size:
+            return f"{n / size:.4g} {unit}"
+    return f"{n:.0f} bytes"

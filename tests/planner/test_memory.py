@@ -1,0 +1,118 @@
+"""The memory model against XLA's account and against arithmetic; what plans do when memory is short (item 32)."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp_jax as sbp
+from sbp_jax.planner import make
+from zoo import gpt, mlp
+
+MEMORY_OPTIMISED: dict[str, bool | str] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+ONE = sbp.placement.abstract((1,), cluster="a100-80")
+EIGHT = sbp.placement.abstract((8,), axis_names=("dp",), cluster="a100-80")
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def peak(fn, *args, **options) -> float:
+    """Bytes, in arrays of 1024 float32."""
+    return sbp.plan(fn, *args, placement=ONE, **options).memory_per_device / 4096
+
+
+def test_a_replaced_argument_is_written_in_place() -> None:
+    def update(w):
+        return w - 0.1 * jnp.tanh(w)
+
+    assert peak(update, f32(1024), donate_argnums=0) == 1
+    assert peak(update, f32(1024)) == 2
+
+
+def test_a_chain_of_cheap_ops_is_never_in_memory() -> None:
+    assert peak(lambda x: jnp.sum((x + 1) * 2 - x), f32(1024)) == 1
+
+
+def test_an_exponential_with_two_readers_is_kept() -> None:
+    def softmax(x):
+        e = jnp.exp(x)
+        return e / jnp.sum(e)
+
+    assert peak(softmax, f32(1024)) == pytest.approx(2, abs=0.01)  # argument and exponentials; the result over these
+
+
+def test_a_scan_holds_its_carry_once_and_what_it_collects_whole() -> None:
+    def run(x):
+        return jax.lax.scan(lambda c, _: (jnp.sin(c), c * 2), x, None, length=6)
+
+    assert peak(run, f32(1024)) == pytest.approx(1 + 1 + 6, abs=1)
+
+
+def test_the_search_and_the_plan_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    spell_out = make.spell_out
+    monkeypatch.setattr(make, "spell_out", lambda *args: (seen.append(args), spell_out(*args))[1])
+    case = mlp.build("tiny")
+    plan = sbp.plan(
+        case.step, case.abstract_state(), jax.eval_shape(lambda: case.batch(0)), placement=EIGHT, donate_argnums=0
+    )
+    ((_, _, problem, _, chosen, footprint, *_),) = seen
+    assert plan.memory_per_device == footprint.over_time(chosen).max()
+    random = np.random.default_rng(0)
+    for choice in (chosen, *([random.integers(len(c)) for c in problem.nodes] for _ in range(5))):
+        over_time = footprint.over_time(choice)
+        for point in (int(over_time.argmax()), *random.integers(footprint.n_nodes, size=5).tolist()):
+            assert footprint.at(point).evaluate(choice) == pytest.approx(over_time[point], rel=1e-9, abs=1)
+            assert sum(b for _, b in footprint.held(choice, point)) == pytest.approx(over_time[point], rel=1e-9, abs=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.0, "scan_layers": True}], ids=str)
+def test_within_a_tenth_of_xla(options: dict[str, object]) -> None:
+    case = gpt.build("tiny", **options)
+    step = sbp.auto_parallel(case.step, placement=sbp.placement.all("cpu", axis_names=("dp",)), donate_argnums=0)
+    state, batch = case.abstract_state(), case.batch(0)
+    m = step.lower(state, batch).compile(compiler_options=MEMORY_OPTIMISED).memory_analysis()
+    xla = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+    assert step.plan(state, batch).memory_per_device == pytest.approx(xla, rel=0.1)
+
+
+def trained(limit: float | None, batch: int = 4096) -> sbp.Plan:
+    """A multi-layer perceptron and Adam, whose state outweighs its activations."""
+    case = mlp.build("tiny", layers=4, features=1024, hidden=1024, classes=1024, batch=batch, dropout=0.0)
+    return sbp.plan(
+        case.step, case.abstract_state(), jax.eval_shape(lambda: case.batch(0)), placement=EIGHT, donate_argnums=0,
+        config=sbp.AutoParallelConfig(memory_limit=limit),
+    )  # fmt: skip
+
+
+def whole(plan: sbp.Plan, part: str) -> int:
+    """How many matrices of the state are whole on every device."""
+    return sum(str(x.signature) == "B" for x in plan.inputs if part in x.path and len(x.shape) == 2)
+
+
+def test_state_is_split_as_memory_gets_short() -> None:
+    free = trained(None)
+    smaller = trained(free.memory_per_device * 0.6)
+    assert smaller.memory_per_device <= free.memory_per_device * 0.6
+    assert smaller.step_seconds >= free.step_seconds * (1 - 1e-9)
+    assert whole(smaller, "opt_state") <= whole(free, "opt_state")
+    assert whole(smaller, "opt_state") < 8
+    assert any("reduce_scatter" in b.collective for b in smaller.boxings())
+    assert any("all_gather" in b.collective for b in smaller.boxings())
+
+
+def test_a_limit_that_nothing_fits_into() -> None:
+    with pytest.raises(sbp.PlanError) as raised:
+        trained(2**20, batch=256)
+    text = str(raised.value)
+    assert re.match(r"no plan was found that fits into a memory limit of 1048576 bytes \(1 MiB\) per device; ", text)
+    assert re.search(r"the smallest that one does is \d+ bytes \([\d.]+ MiB\), [\d.]+ MiB \([\d.]+%\) more; ", text)
+    assert re.search(r"every plan holds at least \d+ bytes", text)
+    assert "That plan's peak is held by\n" in text
+    assert re.search(r"MiB \(\d+%\) 0/(opt_state|params)/\S*\*/w", text)
+    smallest = int(re.findall(r"Raise memory_limit to (\d+)", text)[0])
+    assert trained(smallest, batch=256).memory_per_device <= smallest
