@@ -121,6 +121,7 @@ class Footprint:
             hub = hub_of.get((group, k)) if side == "result" else None
             codes = problem.codes[hub] if hub is not None else ()
             copies = np.array([[0.0 if m == c else model.local_bytes(value, c) for c in codes] for m in made])
+            copies = problem.by_choice(hub, copies) if hub is not None else copies
             self.makers.append((group, own, hub, copies))
 
     def over_time(self, choice: Sequence[int]) -> np.ndarray:

@@ -9,6 +9,8 @@
 What is left, the kernel, goes to the 0-1 solver; ``Reduction.expand`` answers for the rest.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -50,6 +52,11 @@ class Reduction:
             at = tuple(int(np.searchsorted(kept, choice[n])) for n, kept in zip(step.neighbours, others, strict=True))
             choice[step.node] = int(own[step.best[at]])
         return [choice[n] for n in range(len(self.kept))]
+
+    def floor(self) -> float:
+        """A lower bound of the problem's optimum: every node and edge of the kernel at its own cheapest."""
+        costs = [*self.nodes.values(), *self.edges.values()]
+        return self.constant + sum(float(c.min()) for c in costs)
 
     def _record(self, n: int, neighbours: Sequence[int], best: np.ndarray) -> None:
         kept = tuple(self.kept[k] for k in (n, *neighbours))
@@ -129,17 +136,25 @@ class Reduction:
         return True
 
 
-def reduce(problem: Problem) -> Reduction:
-    """The kernel of a problem; its optimum (plus ``constant``) is the problem's."""
+def unreduced(problem: Problem) -> Reduction:
+    """A problem as its own kernel."""
     around: dict[int, set[int]] = {n: set() for n in range(len(problem.nodes))}
     for a, b in problem.edges:
         around[a].add(b)
         around[b].add(a)
-    r = Reduction(
+    return Reduction(
         dict(enumerate(problem.nodes)), dict(problem.edges), [np.arange(len(c)) for c in problem.nodes], around=around
     )
+
+
+def reduce(problem: Problem, deadline: float = math.inf) -> Reduction:
+    """The kernel of a problem; its optimum (plus ``constant``) is the problem's.
+
+    Past ``deadline`` (of ``time.monotonic``) it stays as large as it is then: every step is exact on its own.
+    """
+    r = unreduced(problem)
     pending = dict.fromkeys(range(len(problem.nodes)))
-    while pending:
+    while pending and time.monotonic() < deadline:
         n = next(iter(pending))
         del pending[n]
         if n not in r.nodes:

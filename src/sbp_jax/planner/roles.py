@@ -4,8 +4,8 @@ Found by structure alone, never by name. Donated arguments are what a step keeps
 
 * a *parameter* meets data in the model: followed through ops that read no data, it arrives at an op that mixes it with
   data in another shape than its own (a contraction, a lookup, a broadcast), and the loss depends on it;
-* *optimizer state* meets data at its own shape only, element by element, on the way to a parameter's new value (moments),
-  or is made from a parameter (an average of weights);
+* *optimizer state* meets data at its own shape only, element by element, on the way to a parameter's new value
+  (moments), or is made from a parameter (an average of weights);
 * a *buffer* is kept, but no parameter's update reads it (running statistics, counters, keys).
 
 Norms of parameters and moments (clipping, LARS, LAMB) are reductions to a scalar and tell nothing; they are not

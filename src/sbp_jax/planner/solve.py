@@ -9,6 +9,8 @@ presolve too (tiny GPT on 2x4: 6 s against 40 s).
 Huangfu and Hall, "Parallelizing the dual revised simplex method", Math. Prog. Comp. 10 (2018).
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,27 +27,42 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The choice for each node of the problem; objective and proven lower bound, in seconds a step."""
+    """The choice for each node of the problem; objective and proven lower bound, in seconds a step.
+
+    ``timed_out``: there was no time to solve the linear relaxation, the choice is only improved locally.
+    """
 
     choice: tuple[int, ...]
     objective: float
     bound: float
     kernel_nodes: int
     variables: int
+    timed_out: bool = False
 
 
 def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -> Solution | None:
-    """The best choice, or None when every choice is impossible."""
-    reduction = reduce(problem)
-    program = _Program(reduction)
-    chosen, bound = program.solve(gap, time_limit)
+    """The best choice, or None when every choice is impossible.
+
+    ``time_limit`` is in seconds, for reductions and program together. When they run out there is still a choice (the
+    relaxation rounded, or a first guess, improved locally) and a bound, if a weak one; None also where that choice is
+    impossible.
+    """
+    deadline = math.inf if time_limit is None else time.monotonic() + time_limit
+    reduction = reduce(problem, deadline)
+    chosen, bound, variables, timed_out = None, -math.inf, 0, False
+    if time.monotonic() < deadline:
+        program = _Program(reduction)
+        chosen, bound = program.solve(gap, deadline)
+        variables = len(program.cost)
+    if chosen is None:
+        timed_out = True
+        chosen = improve(reduction, {n: int(c.argmin()) for n, c in reduction.nodes.items()})
     choice = reduction.expand(chosen)
     objective = problem.evaluate(choice)
     if objective >= IMPOSSIBLE:
         return None
-    return Solution(
-        tuple(choice), objective, min(objective, bound + reduction.constant), len(reduction.nodes), len(program.cost)
-    )
+    bound = max(bound + reduction.constant, reduction.floor())
+    return Solution(tuple(choice), objective, min(objective, bound), len(reduction.nodes), variables, timed_out)
 
 
 def solve_within(
@@ -123,8 +140,11 @@ class _Program:
         entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))) if rows else ([], ([], []))
         self.matrix = sparse.csc_matrix(entries, shape=(len(right), n))
 
-    def solve(self, gap: float, time_limit: float | None) -> tuple[dict[int, int], float]:
-        """The choice of each node of the kernel, and a lower bound without the constant."""
+    def solve(self, gap: float, deadline: float = math.inf) -> tuple[dict[int, int] | None, float]:
+        """The choice of each node of the kernel, and a lower bound without the constant.
+
+        No choice where time (of ``time.monotonic``) is up before the relaxation is solved.
+        """
         if not self.binaries:
             return {}, 0.0
         possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
@@ -132,9 +152,12 @@ class _Program:
         scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
         highs = self._model(scale)
         highs.setOptionValue("presolve", "off")
+        _until(highs, deadline)
         highs.run()
+        if highs.getModelStatus() == highspy.HighsModelStatus.kTimeLimit:
+            return None, -math.inf
         if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return dict.fromkeys(self.r.nodes, 0), float("inf")
+            return dict.fromkeys(self.r.nodes, 0), math.inf
         x = np.asarray(highs.getSolution().col_value)[: self.binaries]
         relaxed = highs.getInfo().objective_function_value / scale
         if np.minimum(x, 1 - x).max() < _TOLERANCE:
@@ -142,7 +165,8 @@ class _Program:
         start = self._round(x)
         if self._value(start) - relaxed <= gap * abs(self._value(start)):
             return start, relaxed
-        return self._branch(highs, start, scale, gap, time_limit)
+        best, bound = self._branch(highs, start, scale, gap, deadline)
+        return best, max(bound, relaxed)
 
     def branch_within(self, gap: float, time_limit: float | None) -> tuple[dict[int, int], float] | None:
         """The best choice within the limits, and a lower bound; None where there is none, or none was found in time."""
@@ -182,13 +206,12 @@ class _Program:
         return highs
 
     def _branch(
-        self, highs: highspy.Highs, start: dict[int, int], scale: float, gap: float, time_limit: float | None
+        self, highs: highspy.Highs, start: dict[int, int], scale: float, gap: float, deadline: float
     ) -> tuple[dict[int, int], float]:
         kinds = np.full(self.binaries, highspy.HighsVarType.kInteger)
         highs.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
         highs.setOptionValue("mip_rel_gap", gap)
-        if time_limit is not None:
-            highs.setOptionValue("time_limit", float(time_limit))
+        _until(highs, deadline)
         columns = np.array([self.offsets[n] + k for n, k in start.items()], dtype=np.int32)
         highs.setSolution(len(columns), columns, np.ones(len(columns)))
         highs.run()
@@ -217,6 +240,12 @@ class _Program:
                 draw[n] = int(random.choice(len(p), p=p / p.sum()))
             best = min(best, improve(self.r, draw), key=self._value)
         return best
+
+
+def _until(highs: highspy.Highs, deadline: float) -> None:
+    """Let the next run end at a time; HiGHS counts the seconds of all its runs."""
+    if deadline < math.inf:
+        highs.setOptionValue("time_limit", highs.getRunTime() + max(0.0, deadline - time.monotonic()))
 
 
 def improve(r: Reduction, choice: dict[int, int]) -> dict[int, int]:
