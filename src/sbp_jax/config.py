@@ -29,7 +29,8 @@ class AutoParallelConfig:
             ``enable_auto_parallel_ignore_user_sbp_config``).
         computation_cost_ratio: weight of compute seconds against boxing seconds (OneFlow's
             ``set_auto_parallel_computation_cost_ratio``, there 0.05 of its own unit). None: 1, physical seconds.
-            Below 1 moving data counts for more. ``plan.objective`` is the weighted sum, ``plan.step_seconds`` stays physical.
+            Below 1 moving data counts for more. ``plan.objective`` is the weighted sum, ``plan.step_seconds`` stays
+            physical.
         wait_time: seconds added to the objective for every boxing in which devices talk, however few its bytes
             (OneFlow's ``set_auto_parallel_wait_time``): larger, fewer transfers. None: 0, for the cluster's latencies
             are in the costs already.

@@ -106,7 +106,8 @@ def conflict_message(program: Program, pins: Pins, possible: Callable[[Pins], bo
     joined = f". Between them: {between}" if between else ""
     return (
         f"no plan satisfies all pins at once. These contradict each other: {told}{joined}. Change or remove one of "
-        "them, put a sbp.to_global(x, sbp=...) between them, or plan without any: AutoParallelConfig(ignore_user_sbp=True)"
+        "them, put a sbp.to_global(x, sbp=...) between them, or plan without pins: "
+        "AutoParallelConfig(ignore_user_sbp=True)"
     )
 
 

@@ -53,6 +53,32 @@ class Reduction:
             choice[step.node] = int(own[step.best[at]])
         return [choice[n] for n in range(len(self.kept))]
 
+    def shrink(self, deadline: float = math.inf) -> None:
+        """Eliminate and strike until nothing more goes."""
+        pending = dict.fromkeys(self.nodes)
+        while pending and time.monotonic() < deadline:
+            n = next(iter(pending))
+            del pending[n]
+            if n not in self.nodes:
+                continue
+            if len(self.nodes[n]) == 1:
+                pending.update(dict.fromkeys(self.condition(n)))
+            elif len(self.around[n]) <= 2 and _affordable(self, n):
+                pending.update(dict.fromkeys(self.eliminate(n)))
+            elif self.strike(n):
+                pending[n] = None
+                pending.update(dict.fromkeys(self.around[n]))
+
+    def keep(self, n: int, kept: np.ndarray) -> None:
+        """Leave only some choices of a node (a mask)."""
+        self.nodes[n] = self.nodes[n][kept]
+        self.kept[n] = self.kept[n][kept]
+        for a in self.around[n]:
+            if n < a:
+                self.edges[n, a] = self.edges[n, a][kept, :]
+            else:
+                self.edges[a, n] = self.edges[a, n][:, kept]
+
     def floor(self) -> float:
         """A lower bound of the problem's optimum: every node and edge of the kernel at its own cheapest."""
         costs = [*self.nodes.values(), *self.edges.values()]
@@ -126,13 +152,7 @@ class Reduction:
                 keep[s] = False
         if keep.all():
             return False
-        self.nodes[n] = cost[keep]
-        self.kept[n] = self.kept[n][keep]
-        for a in self.around[n]:
-            if n < a:
-                self.edges[n, a] = self.edges[n, a][keep, :]
-            else:
-                self.edges[a, n] = self.edges[a, n][:, keep]
+        self.keep(n, keep)
         return True
 
 
@@ -153,19 +173,7 @@ def reduce(problem: Problem, deadline: float = math.inf) -> Reduction:
     Past ``deadline`` (of ``time.monotonic``) it stays as large as it is then: every step is exact on its own.
     """
     r = unreduced(problem)
-    pending = dict.fromkeys(range(len(problem.nodes)))
-    while pending and time.monotonic() < deadline:
-        n = next(iter(pending))
-        del pending[n]
-        if n not in r.nodes:
-            continue
-        if len(r.nodes[n]) == 1:
-            pending.update(dict.fromkeys(r.condition(n)))
-        elif len(r.around[n]) <= 2 and _affordable(r, n):
-            pending.update(dict.fromkeys(r.eliminate(n)))
-        elif r.strike(n):
-            pending[n] = None
-            pending.update(dict.fromkeys(r.around[n]))
+    r.shrink(deadline)
     return r
 
 

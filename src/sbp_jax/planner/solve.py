@@ -18,11 +18,15 @@ import highspy
 import numpy as np
 from scipy import sparse
 
+from .duals import bound_kernel
 from .problem import IMPOSSIBLE, Problem
 from .reduce import Reduction, reduce
 
 _ROUNDINGS = 20
 _TOLERANCE = 1e-6
+_EQUAL = 1e-9
+# Message passing goes on while a round of it leaves less than this of the choices.
+_SHRUNK = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +52,52 @@ def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -
     impossible.
     """
     deadline = math.inf if time_limit is None else time.monotonic() + time_limit
-    reduction = reduce(problem, deadline)
-    chosen, bound, variables, timed_out = None, -math.inf, 0, False
+    r = reduce(problem, deadline)
+    size = len(r.nodes)
+    known, bound = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()}), r.floor()
+    choice, objective = _expanded(problem, r, known)
+    variables, timed_out = 0, True
+    while r.nodes and objective < IMPOSSIBLE and time.monotonic() < deadline:
+        # Message passing proves most, and strikes what no better plan can have; then more can be reduced.
+        found = bound_kernel(r, known, lambda c: _value(r, c), improve, gap, deadline)
+        bound = max(bound, found.bound + r.constant)
+        better, cost = _expanded(problem, r, found.choice)
+        if cost < objective:
+            choice, objective = better, cost
+        if objective - bound <= max(gap, _EQUAL) * objective:
+            return Solution(choice, objective, min(bound, objective), size, 0)
+        before = sum(map(len, r.nodes.values()))
+        for n, kept in found.open.items():
+            if not kept.all():
+                r.keep(n, kept)
+        r.shrink(deadline)
+        if sum(map(len, r.nodes.values())) > _SHRUNK * before:
+            break
+        known = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()})
     if time.monotonic() < deadline:
-        program = _Program(reduction)
-        chosen, bound = program.solve(gap, deadline)
+        program = _Program(r)
+        chosen, proven = program.solve(gap, deadline)
         variables = len(program.cost)
-    if chosen is None:
-        timed_out = True
-        chosen = improve(reduction, {n: int(c.argmin()) for n, c in reduction.nodes.items()})
-    choice = reduction.expand(chosen)
-    objective = problem.evaluate(choice)
+        bound = max(bound, proven + r.constant)
+        if chosen is not None:
+            timed_out = False
+            better, cost = _expanded(problem, r, chosen)
+            if cost < objective:
+                choice, objective = better, cost
     if objective >= IMPOSSIBLE:
         return None
-    bound = max(bound + reduction.constant, reduction.floor())
-    return Solution(tuple(choice), objective, min(objective, bound), len(reduction.nodes), variables, timed_out)
+    return Solution(choice, objective, min(objective, bound), size, variables, timed_out)
+
+
+def _expanded(problem: Problem, r: Reduction, chosen: dict[int, int]) -> tuple[tuple[int, ...], float]:
+    choice = tuple(r.expand(chosen))
+    return choice, problem.evaluate(choice)
+
+
+def _value(r: Reduction, choice: dict[int, int]) -> float:
+    """What a kernel's choice costs, without its constant."""
+    total = sum(float(c[choice[n]]) for n, c in r.nodes.items())
+    return total + sum(float(m[choice[a], choice[b]]) for (a, b), m in r.edges.items())
 
 
 def solve_within(
@@ -155,7 +190,7 @@ class _Program:
         _until(highs, deadline)
         highs.run()
         if highs.getModelStatus() == highspy.HighsModelStatus.kTimeLimit:
-            return None, -math.inf
+            return None, self._bound_of_duals(highs, scale)
         if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return dict.fromkeys(self.r.nodes, 0), math.inf
         x = np.asarray(highs.getSolution().col_value)[: self.binaries]
@@ -163,7 +198,7 @@ class _Program:
         if np.minimum(x, 1 - x).max() < _TOLERANCE:
             return self._read(x), relaxed
         start = self._round(x)
-        if self._value(start) - relaxed <= gap * abs(self._value(start)):
+        if _value(self.r, start) - relaxed <= gap * abs(_value(self.r, start)):
             return start, relaxed
         best, bound = self._branch(highs, start, scale, gap, deadline)
         return best, max(bound, relaxed)
@@ -219,15 +254,20 @@ class _Program:
         bound = info.mip_dual_bound / scale
         x = np.asarray(highs.getSolution().col_value)[: self.binaries]
         found = self._read(x) if len(x) and highs.getInfo().primal_solution_status == 2 else start
-        best = min(found, start, key=self._value)
+        best = min(found, start, key=lambda c: _value(self.r, c))
         return best, bound
+
+    def _bound_of_duals(self, highs: highspy.Highs, scale: float) -> float:
+        """What the row duals at hand prove: with any of them, each column at the better of its bounds is a bound."""
+        y = np.asarray(highs.getSolution().row_dual)
+        if len(y) != len(self.right):
+            return -math.inf
+        possible = self.cost < IMPOSSIBLE / 2
+        reduced = np.where(possible, self.cost * scale - self.matrix.T @ y, 0.0)
+        return float(y @ self.right + np.minimum(reduced, 0.0).sum()) / scale
 
     def _read(self, x: np.ndarray) -> dict[int, int]:
         return {n: int(np.argmax(x[o : o + len(self.r.nodes[n])])) for n, o in self.offsets.items()}
-
-    def _value(self, choice: dict[int, int]) -> float:
-        total = sum(float(c[choice[n]]) for n, c in self.r.nodes.items())
-        return total + sum(float(m[choice[a], choice[b]]) for (a, b), m in self.r.edges.items())
 
     def _round(self, x: np.ndarray) -> dict[int, int]:
         """The best of several roundings of the relaxation, each improved one node at a time."""
@@ -238,7 +278,7 @@ class _Program:
             for n, o in self.offsets.items():
                 p = np.clip(x[o : o + len(self.r.nodes[n])], 0, None)
                 draw[n] = int(random.choice(len(p), p=p / p.sum()))
-            best = min(best, improve(self.r, draw), key=self._value)
+            best = min(best, improve(self.r, draw), key=lambda c: _value(self.r, c))
         return best
 
 
