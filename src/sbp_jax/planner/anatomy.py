@@ -1,6 +1,6 @@
 """Roles as the search sees them: for each parameter, state, batch leaf and gradient, its signature by choice."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,8 +36,8 @@ class Anatomy:
     known: bool = False
     pinned: frozenset[int] = field(default_factory=frozenset)
 
-    def among(self, kept: Sequence[np.ndarray]) -> "Anatomy":
-        """The same roles where only some choices of each node are left."""
+    def among(self, kept: Sequence[np.ndarray], followers: Set[int]) -> "Anatomy":
+        """The same roles where only some choices of each node are left, and some nodes follow others."""
 
         def fewer(leaf: Leaf) -> Leaf:
             return replace(leaf, codes=tuple(leaf.codes[k] for k in kept[leaf.node]))
@@ -45,7 +45,9 @@ class Anatomy:
         return replace(
             self,
             parameters=tuple(map(fewer, self.parameters)),
-            states=tuple((fewer(s), None if p is None else fewer(p)) for s, p in self.states),
+            states=tuple(
+                (fewer(s), None if p is None else fewer(p)) for s, p in self.states if s.node not in followers
+            ),
             buffers=tuple(map(fewer, self.buffers)),
             data=tuple(map(fewer, self.data)),
             gradients=tuple(map(fewer, self.gradients)),

@@ -45,9 +45,11 @@ def decide(task: Task, asked: Asked) -> Decided | None:
         restriction = zero(task.anatomy, asked.zero_stage)
         task.notes.extend(f"zero_stage={asked.zero_stage}: {note}" for note in restriction.notes)
         narrowed = narrow(task.problem, task.footprint, restriction)
+        followers = {b for _, b, _ in narrowed.tied}
         task = replace(
-            task, problem=narrowed.problem, footprint=narrowed.footprint, anatomy=task.anatomy.among(narrowed.kept)
-        )
+            task, problem=narrowed.problem, footprint=narrowed.footprint,
+            anatomy=task.anatomy.among(narrowed.kept, followers),
+        )  # fmt: skip
     method = lookup(asked.solver)
 
     def search(task: Task) -> Decided | None:

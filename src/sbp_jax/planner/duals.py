@@ -3,8 +3,8 @@
 Any cost may be moved from a node's choices to its edges and back without changing what any plan costs; the sum of all
 separate minima is then a lower bound. Sequential tree-reweighted message passing (TRW-S: Kolmogorov, IEEE TPAMI 28(10),
 2006) moves costs node by node, forwards and backwards, so that the bound only grows; between, plans are read off and
-improved. With a plan of cost U, a choice whose every plan provably costs more than U can be struck (reduced-cost fixing):
-what is left for the 0-1 program is small, often nothing.
+improved. With a plan of cost U, a choice whose every plan provably costs more than U can be struck (reduced-cost
+fixing): what is left for the 0-1 program is small, often nothing.
 """
 
 import math
@@ -16,9 +16,9 @@ import numpy as np
 
 from .reduce import Reduction
 
-_ROUNDS = 120
+_ROUNDS = 60
 _EVERY = 5
-_SLOW = 1e-4
+_SLOW = 5e-4
 _EQUAL = 1e-9
 
 

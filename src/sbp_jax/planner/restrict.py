@@ -13,7 +13,7 @@ import numpy as np
 
 from ..rules.widen import Code
 from .anatomy import Anatomy, Leaf
-from .problem import IMPOSSIBLE, Problem
+from .problem import Problem
 
 Score = Callable[[Code], float]
 _NAMED = 3
@@ -83,47 +83,81 @@ class Bytes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Narrowed:
+    """A problem and its bytes with fewer choices; ``widen`` gives the choice in the whole problem's numbers.
+
+    ``kept`` are each node's choices. ``tied`` are nodes decided by another one, in the order to work them out: for each
+    of its choices the node's own, among all.
+    """
+
+    problem: Problem
+    footprint: Any
+    kept: tuple[np.ndarray, ...]
+    tied: tuple[tuple[int, int, np.ndarray], ...] = ()
+
+    def widen(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """A choice among those kept, as one among all."""
+        return _widened(choice, self.kept, self.tied)
+
+
+@dataclass(frozen=True, slots=True)
 class _Footprint:
     """The bytes of choices that are numbered among those kept."""
 
     base: Bytes
     kept: Sequence[np.ndarray]
+    tied: Sequence[tuple[int, int, np.ndarray]]
 
     def over_time(self, choice: Sequence[int]) -> np.ndarray:
-        return self.base.over_time([int(k[c]) for k, c in zip(self.kept, choice, strict=True)])
+        return self.base.over_time(_widened(choice, self.kept, self.tied))
 
     def at(self, point: int) -> Problem:
-        return _sliced(self.base.at(point), self.kept)
-
-
-def _sliced(problem: Problem, kept: Sequence[np.ndarray]) -> Problem:
-    return replace(
-        problem,
-        nodes=[c[k] for c, k in zip(problem.nodes, kept, strict=True)],
-        edges={(a, b): m[np.ix_(kept[a], kept[b])] for (a, b), m in problem.edges.items()},
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Narrowed:
-    """A problem and its bytes with fewer choices; ``widen`` gives the choice in the whole problem's numbers."""
-
-    problem: Problem
-    footprint: Any
-    kept: tuple[np.ndarray, ...]
-
-    def widen(self, choice: Sequence[int]) -> tuple[int, ...]:
-        """A choice among those kept, as one among all."""
-        return tuple(int(k[c]) for k, c in zip(self.kept, choice, strict=True))
+        return _sliced(self.base.at(point), self.kept, self.tied)
 
 
 def narrow(problem: Problem, footprint: Bytes, restriction: Restriction) -> Narrowed:
-    """The problem within a restriction."""
+    """The problem within a restriction. Leaves that must be alike are one node."""
     kept = [restriction.kept.get(n, np.arange(len(c))) for n, c in enumerate(problem.nodes)]
-    result = _sliced(problem, kept)
+    tied: list[tuple[int, int, np.ndarray]] = []
+    deciders: set[int] = set()
+    followers: set[int] = set()
     for a, b in restriction.together:
-        apart = np.array(
-            [[0.0 if a.codes[i] == b.codes[j] else IMPOSSIBLE for j in kept[b.node]] for i in kept[a.node]]
-        )
-        result.connect(a.node, b.node, apart)
-    return Narrowed(result, _Footprint(footprint, kept), tuple(kept))
+        # One decides, the other follows; classes of layers may have brought leaves together otherwise already.
+        if a.node == b.node or a.node in followers or b.node in deciders | followers:
+            continue
+        of_b = {b.codes[k]: int(k) for k in kept[b.node]}
+        kept[a.node] = np.array([k for k in kept[a.node] if a.codes[k] in of_b])
+        follows = np.full(len(a.codes), -1)
+        follows[kept[a.node]] = [of_b[a.codes[k]] for k in kept[a.node]]
+        tied.append((a.node, b.node, follows))
+        deciders.add(a.node)
+        followers.add(b.node)
+    left = tuple(k[:1] if n in followers else k for n, k in enumerate(kept))
+    return Narrowed(_sliced(problem, left, tied), _Footprint(footprint, left, tied), left, tuple(tied))
+
+
+def _widened(
+    choice: Sequence[int], kept: Sequence[np.ndarray], tied: Sequence[tuple[int, int, np.ndarray]]
+) -> tuple[int, ...]:
+    followers = {b for _, b, _ in tied}
+    found = [0 if n in followers else int(k[c]) for n, (k, c) in enumerate(zip(kept, choice, strict=True))]
+    for a, b, follows in tied:
+        found[b] = int(follows[found[a]])
+    return tuple(found)
+
+
+def _sliced(problem: Problem, kept: Sequence[np.ndarray], tied: Sequence[tuple[int, int, np.ndarray]]) -> Problem:
+    """Only the kept choices; what is tied is added to what decides it, and has one choice that costs nothing."""
+    decider = {b: (a, follows[kept[a]]) for a, b, follows in tied}
+
+    def place(n: int) -> tuple[int, np.ndarray]:
+        return decider.get(n, (n, kept[n]))
+
+    nodes = [np.zeros(1) if n in decider else c[kept[n]] for n, c in enumerate(problem.nodes)]
+    for b, (a, own) in decider.items():
+        nodes[a] = nodes[a] + problem.nodes[b][own]
+    result = replace(problem, nodes=nodes, edges={})
+    for (a, b), m in problem.edges.items():
+        (x, rows), (y, columns) = place(a), place(b)
+        result.connect(x, y, m[np.ix_(rows, columns)])
+    return result

@@ -25,8 +25,10 @@ from .reduce import Reduction, reduce
 _ROUNDINGS = 20
 _TOLERANCE = 1e-6
 _EQUAL = 1e-9
-# Message passing goes on while a round of it leaves less than this of the choices.
-_SHRUNK = 0.8
+# Kernels of fewer pairs of choices go to the 0-1 program at once.
+_SMALL = 60_000
+# Message passing goes on while a round of it leaves less than this of the pairs.
+_SHRUNK = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -
     known, bound = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()}), r.floor()
     choice, objective = _expanded(problem, r, known)
     variables, timed_out = 0, True
-    while r.nodes and objective < IMPOSSIBLE and time.monotonic() < deadline:
+    while _entries(r) > _SMALL and objective < IMPOSSIBLE and time.monotonic() < deadline:
         # Message passing proves most, and strikes what no better plan can have; then more can be reduced.
         found = bound_kernel(r, known, lambda c: _value(r, c), improve, gap, deadline)
         bound = max(bound, found.bound + r.constant)
@@ -66,12 +68,12 @@ def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -
             choice, objective = better, cost
         if objective - bound <= max(gap, _EQUAL) * objective:
             return Solution(choice, objective, min(bound, objective), size, 0)
-        before = sum(map(len, r.nodes.values()))
+        before = _entries(r)
         for n, kept in found.open.items():
             if not kept.all():
                 r.keep(n, kept)
         r.shrink(deadline)
-        if sum(map(len, r.nodes.values())) > _SHRUNK * before:
+        if _entries(r) > _SHRUNK * before:
             break
         known = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()})
     if time.monotonic() < deadline:
@@ -92,6 +94,10 @@ def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -
 def _expanded(problem: Problem, r: Reduction, chosen: dict[int, int]) -> tuple[tuple[int, ...], float]:
     choice = tuple(r.expand(chosen))
     return choice, problem.evaluate(choice)
+
+
+def _entries(r: Reduction) -> int:
+    return sum(m.size for m in r.edges.values())
 
 
 def _value(r: Reduction, choice: dict[int, int]) -> float:
