@@ -169,7 +169,7 @@ def test_no_expert_is_better(model: str, mesh: tuple[int, ...]) -> None:
 
     free = plan("ilp")
     assert free is not None
-    for limit in (None, 0.8 * free.memory_per_device) if model == "mlp" else (None,):
+    for limit in (None, 0.8 * free.memory_per_device) if model == "mlp" and len(mesh) == 1 else (None,):
         best = plan("ilp", limit)
         assert best is not None
         for name in EXPERTS:
@@ -180,7 +180,7 @@ def test_no_expert_is_better(model: str, mesh: tuple[int, ...]) -> None:
 
 
 def signatures(plan: sbp.Plan, part: str) -> set[str]:
-    return {str(leaf.signature) for leaf in plan.inputs if part in leaf.path and leaf.shape}
+    return {str(leaf.signature) for leaf in plan.inputs if part in f"|{leaf.path}" and leaf.shape}
 
 
 def test_what_experts_do() -> None:
@@ -191,11 +191,11 @@ def test_what_experts_do() -> None:
                        config=sbp.AutoParallelConfig(solver=name))
         for name in EXPERTS
     }  # fmt: skip
-    assert signatures(plans["data_parallel"], "0/") == {"B, B"}
-    assert signatures(plans["data_parallel"], "1/") == {"S(0), S(0)"}
-    assert {s.split(",")[0] for s in signatures(plans["megatron"], "0/")} == {"B"}
+    assert signatures(plans["data_parallel"], "|0/") == {"B, B"}
+    assert signatures(plans["data_parallel"], "|1/") <= {"S(0), S(0)", "S(1), S(1)"}
+    assert {s.split(",")[0] for s in signatures(plans["megatron"], "|0/")} == {"B"}
     assert any("S" in s for s in signatures(plans["megatron"], "params"))
-    assert signatures(plans["megatron"], "1/") == {"S(0), B"}
+    assert signatures(plans["megatron"], "|1/") <= {"S(0), B", "S(1), B"}
     of = {leaf.path: leaf.signature for leaf in plans["megatron"].inputs}
     assert all(of[path] == of["0/params" + path.split("mu")[1]] for path in of if "/mu/" in path)
     assert signatures(plans["zero2"], "params") == {"B, B"}
