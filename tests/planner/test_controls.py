@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import pytest
 import sbp_jax as sbp
 from sbp_jax.signature import Split
 from zoo import gpt, mlp
+
+to_global: Any = sbp.to_global
 
 
 def gpus(*shape: int) -> sbp.Placement:
@@ -36,7 +39,7 @@ def step(state, x):
     return {"w": optax.apply_updates(state["w"], updates), "opt": opt}, value
 
 
-def plan(fn=step, *args, where=None, donate=0, in_sbp=None, out_sbp=None, **config) -> sbp.Plan:
+def plan(fn=step, *args, where=None, donate: Any = 0, in_sbp=None, out_sbp=None, **config) -> sbp.Plan:
     return sbp.plan(fn, *(args or (STATE, f32(8192, 1024))), placement=where or gpus(8), donate_argnums=donate,
                     in_sbp=in_sbp, out_sbp=out_sbp, config=sbp.AutoParallelConfig(**config))  # fmt: skip
 
@@ -47,7 +50,7 @@ def leaves(plan: sbp.Plan, part: str) -> dict[str, str]:
 
 def test_user_sbp_is_obeyed_or_ignored() -> None:
     def f(x, w):
-        return sbp.to_global(x @ w, "S(1)").sum(), x * 2
+        return to_global(x @ w, "S(1)").sum(), x * 2
 
     pins = {"in_sbp": ("S(1)", None), "out_sbp": (None, "S(0)")}
     args = f32(64, 64), f32(64, 64)
@@ -122,8 +125,8 @@ def test_the_trunk_changes_a_plan() -> None:
 def four_readers(x, w):
     """A product that two ops read by rows and two by columns."""
     y = x @ w
-    by_rows = sbp.to_global(y, "S(0)"), sbp.to_global(y, "S(0)", grad_sbp="S(1)")
-    by_columns = sbp.to_global(y, "S(1)"), sbp.to_global(y, "S(1)", grad_sbp="S(0)")
+    by_rows = to_global(y, "S(0)"), to_global(y, "S(0)", grad_sbp="S(1)")
+    by_columns = to_global(y, "S(1)"), to_global(y, "S(1)", grad_sbp="S(0)")
     return (
         jnp.sin(by_rows[0]).sum() + jnp.cumsum(by_rows[1], 1).max()
         + jnp.cos(by_columns[0]).sum() + jnp.cumsum(by_columns[1], 0).max()

@@ -1,5 +1,7 @@
 """Users' pins: obeyed wherever they can be, explained where they cannot."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 import sbp_jax as sbp
 from sbp_jax import capture
 from sbp_jax.planner.pins import conflict_message, ops_between
+
+to_global: Any = sbp.to_global
 
 
 def place(*shape: int) -> sbp.Placement:
@@ -45,20 +49,20 @@ def test_a_donated_pair_that_contradicts_itself() -> None:
 
 def test_to_global_twice_is_two_signatures_one_after_the_other() -> None:
     def f(x):
-        return sbp.to_global(sbp.to_global(jnp.sin(x), "S(0)"), "S(1)").sum()
+        return to_global(to_global(jnp.sin(x), "S(0)"), "S(1)").sum()
 
     assert ("S(0)", "S(1)") in moved(plan(f, f32(8, 8)))
 
 
 def test_a_result_leaves_in_another_signature_than_it_was_pinned_to_inside() -> None:
-    p = plan(lambda x: sbp.to_global(jnp.sin(x), "S(0)"), f32(8, 8), out_sbp="S(1)")
+    p = plan(lambda x: to_global(jnp.sin(x), "S(0)"), f32(8, 8), out_sbp="S(1)")
     assert ("S(0)", "S(1)") in moved(p) and str(p.outputs[0].signature) == "S(1)"
 
 
 def test_pins_in_loops() -> None:
     def f(x):
         def body(c, _):
-            return jnp.tanh(sbp.to_global(sbp.to_global(c, "S(0)") * 2.0, "S(1)")), None
+            return jnp.tanh(to_global(to_global(c, "S(0)") * 2.0, "S(1)")), None
 
         return jax.lax.scan(body, x, None, length=3)[0]
 
@@ -71,12 +75,12 @@ def test_pins_in_loops() -> None:
     ("fn", "args", "options", "message"),
     [
         (lambda x: x + 1, (f32(6, 8),), {"in_sbp": ("S(0)",)}, r"in_sbp of 0: .*6 is not a multiple of 4"),
-        (lambda x: sbp.to_global(x + 1, "S(0)"), (f32(6, 8),), {}, r"to_global at test_pins.py.*6 is not a multiple"),
+        (lambda x: to_global(x + 1, "S(0)"), (f32(6, 8),), {}, r"to_global at test_pins.py.*6 is not a multiple"),
         (lambda x: x + 1, (f32(8),), {"in_sbp": ("S(1)",)}, r"in_sbp of 0: .*rank 1"),
         (lambda x: x + 1, (f32(8),), {"in_sbp": ("P",)}, r"in_sbp of 0: \(P\) is not possible for 0:float32\[8\]; "
          r"possible: \['B', 'S\(0\)'\]"),
         (lambda x: jnp.exp(x), (f32(8),), {"out_sbp": "P"}, r"out_sbp of the result: \(P\) is not possible"),
-        (lambda x: sbp.to_global(x > 0, "P"), (f32(8),), {}, r"to_global at .*\(P\) is not possible for .*bool\[8\]"),
+        (lambda x: to_global(x > 0, "P"), (f32(8),), {}, r"to_global at .*\(P\) is not possible for .*bool\[8\]"),
         (lambda x: x + 1, (f32(8),), {"in_sbp": ("S(0), B",)}, r"in_sbp of 0: .*1"),
     ],
 )  # fmt: skip
@@ -87,7 +91,7 @@ def test_a_pin_that_cannot_be(fn, args, options, message: str) -> None:
 
 def test_a_sum_pinned_on_an_op_that_cannot_make_one_is_made_from_the_whole() -> None:
     """``to_global`` may always make a term of what is whole: the op before it is not asked to."""
-    p = plan(lambda x: sbp.to_global(jnp.exp(x), "P") * 2.0, f32(8, 8))
+    p = plan(lambda x: to_global(jnp.exp(x), "P") * 2.0, f32(8, 8))
     assert any(dst == "P" for _, dst in moved(p))
 
 
@@ -97,9 +101,9 @@ def traced(fn, *args):
 
 def test_a_smallest_set_of_pins_is_named_with_the_ops_between() -> None:
     def f(x, y):
-        a = sbp.to_global(x, "S(0)")
-        b = sbp.to_global(jnp.tanh(a) @ y, "S(1)")
-        return sbp.to_global(b + 1.0, "B")
+        a = to_global(x, "S(0)")
+        b = to_global(jnp.tanh(a) @ y, "S(1)")
+        return to_global(b + 1.0, "B")
 
     program = traced(f, f32(8, 8), f32(8, 8))
     nodes = [op.index for op in program.nodes if op.name == "sbp.pin"]

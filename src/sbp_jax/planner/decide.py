@@ -65,6 +65,9 @@ def decide(task: Task, asked: Asked) -> Decided | None:
         decided = search(task)
     if decided is None:
         return None
+    # Whatever the method proves, nothing is cheaper than every node and edge at its own cheapest.
+    bound = max(decided.found.bound, min(decided.found.seconds, unreduced(task.problem).floor()))
+    decided = replace(decided, found=replace(decided.found, bound=bound))
     if asked.prefer_less_memory:
         found, note = leaner(task, decided.found, method)
         decided = replace(decided, found=found, notes=[*decided.notes, note])
