@@ -61,7 +61,7 @@ def decide(task: Task, asked: Asked) -> Decided | None:
         if asked.limit_is_firm or task.limit_bytes is None:
             raise
         # The limit is only the device's own: a plan that does not fit is better than none.
-        task = replace(task, limit_bytes=None, notes=[f"does not fit by the memory model: {error}"])
+        task = replace(task, limit_bytes=None, notes=[*task.notes, f"does not fit by the memory model: {error}"])
         decided = search(task)
     if decided is None:
         return None

@@ -16,9 +16,9 @@ import numpy as np
 
 from .reduce import Reduction
 
-_ROUNDS = 60
+_ROUNDS = 120
 _EVERY = 5
-_SLOW = 5e-4
+_SLOW = 1e-4
 _EQUAL = 1e-9
 
 
