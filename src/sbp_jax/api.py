@@ -272,6 +272,11 @@ def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: 
         gap=config.gap,
         time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
         narrow_partial=config.narrow_partial,
+        zero_stage=config.zero_stage,
+        prefer_less_memory=config.prefer_less_memory,
+        wait_seconds=config.wait_time or 0.0,
+        trunk_algo=config.trunk_algo,
+        sbp_collector=config.sbp_collector,
         progress=progress,
     )  # fmt: skip
 

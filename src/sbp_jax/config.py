@@ -14,17 +14,37 @@ class AutoParallelConfig:
     """Options of ``auto_parallel``; OneFlow's names where it has them.
 
     Attributes:
-        solver: the search method, a name from ``sbp.planner.solvers()``.
-        time_limit: seconds branch-and-bound may take; then the best plan found, with its proven gap.
+        solver: the search method, a name from ``sbp.planner.solvers()``: "ilp" (exact), "dp" (elimination), "greedy"
+            (OneFlow's), "exhaustive" (small graphs); "data_parallel", "megatron", "zero2", "zero3": the best plan of
+            that fixed strategy. The fixed ones need the training state donated, to know what is a parameter.
+        time_limit: seconds that planning may take; then the best plan found, with its proven gap. Too short for any
+            search, it gives the best of the fixed strategies, with a ``UserWarning`` and a note that say so.
             None: 30 s, which is rarely reached; ``float("inf")``: until proven optimal.
         gap: stop when the proven relative gap is at most this.
         memory_limit: bytes per device, firm: where no plan meets it, that is an error. None: the device's less a
             tenth; where no plan meets that, the cheapest plan is given with a note.
-        prefer_less_memory: OneFlow's ``enable_auto_memory``.
-        ignore_user_sbp: do not obey pins (OneFlow's ``enable_auto_parallel_ignore_user_sbp_config``).
-        computation_cost_ratio: weight of compute seconds against boxing seconds; None: 1, physical seconds.
-        wait_time, trunk_algo, sbp_collector: OneFlow's, for its own search.
-        zero_stage: None: the planner's choice; 0..3 pins optimizer state, gradients, parameters.
+        prefer_less_memory: of the plans found within 5 % of the least seconds the one with the smallest peak (OneFlow's
+            ``enable_auto_memory``, its mildest mode: less memory, throughput maintained).
+        ignore_user_sbp: do not obey pins: ``to_global`` in the function, ``in_sbp``, ``out_sbp`` (OneFlow's
+            ``enable_auto_parallel_ignore_user_sbp_config``).
+        computation_cost_ratio: weight of compute seconds against boxing seconds (OneFlow's
+            ``set_auto_parallel_computation_cost_ratio``, there 0.05 of its own unit). None: 1, physical seconds.
+            Below 1 moving data counts for more. ``plan.objective`` is the weighted sum, ``plan.step_seconds`` stays
+            physical.
+        wait_time: seconds added to the objective for every boxing in which devices talk, however few its bytes
+            (OneFlow's ``set_auto_parallel_wait_time``): larger, fewer transfers. None: 0, for the cluster's latencies
+            are in the costs already.
+        trunk_algo: take from that wait what compute on the trunk, the longest path through the program, covers: a
+            branch off the trunk may wait while the trunk computes (OneFlow's ``enable_auto_parallel_trunk_algo``).
+            Without ``wait_time`` it does nothing.
+        sbp_collector: let a value with several readers be held in two signatures at once while searching, each boxed
+            once (OneFlow's ``enable_auto_parallel_sbp_collector``). False: one shared signature, what readers need
+            beyond it priced for each alone. A larger search for a better plan, rarely by much.
+        zero_stage: ZeRO's stages as pins, with any solver. None: the planner's choice. 0: optimizer state has its
+            parameter's signature. 1: optimizer state is split along every mesh axis that divides some dim of it. 2:
+            gradients as well, where the update reads them (reduce-scattered, never whole). 3: parameters as well,
+            gathered where they are used. Leaves too short to be split are as nearly split as can be, and noted; a
+            user's pin on a leaf wins. Needs the training state donated.
         cluster: a preset's name, a ``Cluster``, or a path to its TOML; None: detected.
         narrow_partial: allow a partial sum to be converted to a narrower float before it is reduced (float32 gradients
             reduced as bfloat16, say): fewer bytes, but every term is rounded, so results change.
@@ -51,15 +71,14 @@ class AutoParallelConfig:
     def __post_init__(self) -> None:
         lookup(self.solver)  # raises for names that are not known
         defaults = {f.name: f.default for f in fields(AutoParallelConfig)}
-        unbuilt = [
-            name
-            for name in ("prefer_less_memory", "wait_time", "trunk_algo", "sbp_collector", "zero_stage",
-                         "grad_accumulation", "remat", "pipeline")
-            if getattr(self, name) != defaults[name]
-        ]  # fmt: skip
+        unbuilt = [name for name in ("grad_accumulation", "remat", "pipeline") if getattr(self, name) != defaults[name]]
         if unbuilt:
             raise PlanError(f"not built yet: {', '.join(unbuilt)}; leave them at their defaults")
+        for name in ("time_limit", "wait_time", "computation_cost_ratio", "gap"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise PlanError(f"{name} must be 0 or more; got {value!r}")
+        if self.zero_stage is not None and (isinstance(self.zero_stage, bool) or self.zero_stage not in (0, 1, 2, 3)):
+            raise PlanError(f"zero_stage is None (the planner's choice), 0, 1, 2 or 3; got {self.zero_stage!r}")
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise PlanError(f"memory_limit is bytes per device, more than 0; got {self.memory_limit!r}")
-        if self.computation_cost_ratio is not None and self.computation_cost_ratio < 0:
-            raise PlanError(f"computation_cost_ratio must be 0 or more; got {self.computation_cost_ratio!r}")

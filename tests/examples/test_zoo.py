@@ -207,9 +207,9 @@ def test_experts_have_places_for_their_share_of_tokens_only() -> None:
     # Who is dropped is late in the sequence, or sent there by a second choice: first choices are served first.
     first = np.asarray(gates.argmax(-1))
     counts = np.stack([np.cumsum(first == e, 1) for e in range(config.experts)], -1)
-    served = taken.any(-1)
+    served: np.ndarray = np.asarray(taken.any(-1))
     for b, s in np.ndindex(first.shape):
-        assert served[b, s, first[b, s]] == (counts[b, s, first[b, s]] <= config.capacity)
+        assert served[b, s, int(first[b, s])] == (counts[b, s, first[b, s]] <= config.capacity)
     assert 0.9 < float(balance) < 1.5
     # All tokens to one expert: the balance loss is as many times as large as there are experts.
     one_sided = jnp.full(gates.shape, 1e-6).at[..., 0].set(1.0)

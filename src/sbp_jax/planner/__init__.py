@@ -2,9 +2,9 @@
 
 from .make import Request as Request
 from .make import fingerprint as fingerprint
-from .make import inner_pins as inner_pins
 from .make import make_plan as make_plan
-from .make import pin_signature as pin_signature
 from .meshes import best_of as best_of
 from .meshes import candidates as candidates
+from .pins import inner_pins as inner_pins
+from .pins import pin_signature as pin_signature
 from .solvers import solvers as solvers

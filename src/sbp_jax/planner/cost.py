@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..boxing import seconds_matrix
+from ..boxing import cost_matrix, seconds_matrix
 from ..cluster import Cluster
 from ..rules.widen import Code, Strategy, signature_of
 from ..trace import Op, Value
@@ -101,6 +101,12 @@ class CostModel:
         k = max(1, round(flops * strategy.share / (2.0 * batch * m * n))) if batch * m * n else 1
         of = op.ins[0]
         return self.cluster.matmul_seconds(m, n, k, str(of.dtype), int(of.dtype.itemsize), batch, moved)
+
+    def communicates(self, value: Value, codes: Sequence[Code]) -> np.ndarray:
+        """Whether the way between every two of ``codes`` sends anything."""
+        states = [signature_of(c) for c in codes]
+        sent = cost_matrix(states, value.shape, value.itemsize, self.axis_sizes, self.cluster)[1]
+        return np.isfinite(sent) & (sent > 0)
 
     def boxing(self, value: Value, codes: Sequence[Code]) -> np.ndarray:
         """Seconds between every two of ``codes`` for one value; ``inf`` where there is no way."""

@@ -5,30 +5,30 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from .. import boxing
 from ..cluster import Cluster
-from ..errors import PlanError, SignatureError
+from ..errors import PlanError
 from ..placement import Placement
 from ..plan import Boxing, Leaf, Move, PlanData
 from ..rules import Factors, lookup
 from ..rules.widen import Code, Strategy, code_of, signature_of, strategies
-from ..signature import Signature, broadcast, local_shape, signature_for
+from ..signature import Signature
 from ..trace import Op, Program, Value, user_line, without_collecting
+from .anatomy import anatomy
 from .cells import Folded, factor_maps, fold
 from .classes import classes
 from .cost import CostModel
+from .decide import decide
 from .memory import Footprint
 from .partials import partial_kinds
-from .problem import Problem, assemble
-from .search import Found
+from .pins import Allowed, Pins, conflict_message, narrow_to_pins
+from .problem import Problem, assemble, costless
+from .roles import roles
+from .solve import solve
 from .solvers import Task
-from .solvers import lookup as lookup_solver
 from .still import still
-
-# What the pins leave of an op's strategies.
-Allowed = Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]
+from .unsplit import unsplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Request:
 
     ``pins`` maps a node's index to the signature its result (an output's operand) must have, with the words to
     name the pin by in an error. ``uneven``: whether dims may be split that do not divide (global tensors).
-    ``narrow_partial``: whether floats may be narrowed while partial.
+    ``narrow_partial``: whether floats may be narrowed while partial. The others as in ``AutoParallelConfig``.
     """
 
     placement: Placement
@@ -52,6 +52,11 @@ class Request:
     share_layers: bool = True
     uneven: bool = False
     narrow_partial: bool = False
+    zero_stage: int | None = None
+    prefer_less_memory: bool = False
+    wait_seconds: float = 0.0
+    trunk_algo: bool = True
+    sbp_collector: bool = False
     progress: Callable[[str], None] = lambda _: None
 
 
@@ -67,8 +72,9 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     request.progress("reading the rules")
     factors = factor_maps(program, request.narrow_partial)
     kinds = partial_kinds(program, factors)
-    allowed = _narrow(program, request)
-    if request.computation_ratio == 0:
+    allowed = narrow_to_pins(program, request.pins, request.placement)
+    plain = request.zero_stage is None and not request.prefer_less_memory
+    if request.computation_ratio == 0 and request.solver == "ilp" and plain:
         ways = still(program, factors, kinds, sizes, request.uneven, allowed)
         if ways is not None:
             return _unmoved(program, ways, request, name, start)
@@ -78,20 +84,31 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     groups = classes(cells, folded.free) if request.share_layers else list(range(len(cells)))
     model = CostModel(request.cluster, sizes, request.computation_ratio)
     request.progress("pricing")
-    problem = assemble(cells, groups, model)
+    problem = assemble(cells, groups, model, request.wait_seconds, request.trunk_algo, request.sbp_collector)
     footprint = Footprint(problem, program, folded, groups, model)
     built = time.perf_counter()
     request.progress("solving")
 
-    task = Task(
-        problem, footprint, request.memory_limit_bytes, request.gap, request.time_limit, request.progress
-    )  # fmt: skip
-    found, note = _fitting(task, request)
-    if found is None:
-        raise PlanError(_contradiction(request))
+    parts = anatomy(program, roles(program, factors), folded, groups, problem, sizes, tuple(request.pins))
+    left = None if request.time_limit is None else request.time_limit - (built - start)
+    task = Task(problem, footprint, request.memory_limit_bytes, request.gap, left, request.progress, parts)
+    decided = decide(task, request)
+    if decided is None:
+
+        def possible(pins: Pins) -> bool:
+            some = fold(
+                program, factors, kinds, sizes, narrow_to_pins(program, pins, request.placement), request.uneven
+            )
+            numbers = classes(some.cells, some.free) if request.share_layers else list(range(len(some.cells)))
+            return solve(costless(assemble(some.cells, numbers, model)), 1.0, request.time_limit) is not None
+
+        raise PlanError(conflict_message(program, request.pins, possible))
+    found = decided.found
     plan = spell_out(program, folded, problem, groups, found.solution.choice, footprint, request, model, name)
-    plan.notes += note
-    plan.solver = request.solver
+    plan.notes += decided.notes + unsplit(program, plan)
+    plan.solver = decided.solver
+    # What the solver minimised; with OneFlow's weights that is not the seconds of a step.
+    plan.objective = found.seconds
     plan.bound = min(found.bound, plan.objective)
     plan.planning_seconds = time.perf_counter() - start
     plan.statistics = {
@@ -128,50 +145,6 @@ def _tabulate(
     return [(tuple(map(signature_of, i)), tuple(map(signature_of, o))) for i, o in table], nodes
 
 
-def _fitting(task: Task, request: Request) -> tuple[Found | None, list[str]]:
-    """The plan that fits. Where the limit is only the device's own, one that does not is better than none."""
-    try:
-        return lookup_solver(request.solver)(task), []
-    except PlanError as error:
-        if request.limit_is_firm:
-            raise
-        return lookup_solver(request.solver)(replace(task, limit_bytes=None)), [
-            f"does not fit by the memory model: {error}"
-        ]
-
-
-def _narrow(program: Program, request: Request) -> Allowed:
-    """Keeps the strategies that a node's pin allows."""
-    codes = {index: (code_of(s), words) for index, (s, words) in request.pins.items()}
-    twin = {program.input_ops[i].index: program.output_ops[o].index for i, o in program.donated}
-
-    def allowed(op: Op, ways: Sequence[Strategy]) -> tuple[Strategy, ...]:
-        pins = [codes[k] for k in (op.index, twin.get(op.index, -1)) if k in codes]
-        if len({code for code, _ in pins}) > 1:
-            (a, first), (b, second) = pins[:2]
-            raise PlanError(
-                f"two pins contradict each other: {first} asks for ({signature_of(a)}), {second} for "
-                f"({signature_of(b)}), but a donated argument and the result that replaces it share one signature. "
-                "Give both the same, or do not donate the argument"
-            )
-        for code, words in pins:
-            kept = tuple(s for s in ways if (s.outs or s.ins)[0] == code)
-            if not kept:
-                value = (op.outs or op.ins)[0]
-                local_shape(value.shape, signature_of(code), request.placement.shape)
-                possible = sorted({str(signature_of((s.outs or s.ins)[0])) for s in ways})
-                raise PlanError(f"{words}: ({signature_of(code)}) is not possible for {value}; possible: {possible}")
-            ways = kept
-        return tuple(ways)
-
-    return allowed
-
-
-def _contradiction(request: Request) -> str:
-    pins = "; ".join(f"{words} ({s})" for s, words in request.pins.values())
-    return f"no plan satisfies all pins at once: {pins or 'there are none, which is a bug'}"
-
-
 dtype_text = functools.cache(str)
 
 
@@ -192,7 +165,7 @@ def spell_out(
 ) -> PlanData:  # fmt: skip
     """A choice as a plan: every node's signatures, every boxing between them."""
     chosen = [cell.strategies[choice[k]] for cell, k in zip(folded.cells, groups, strict=True)]
-    shared = {(group, result): problem.codes[hub][choice[hub]] for hub, (group, result) in problem.hub_source.items()}
+    shared = {made: problem.shared(hub, choice[hub]) for hub, made in problem.hub_source.items()}
     hubs = {
         v.id: shared[groups[c.index], k]
         for c in folded.cells
@@ -200,7 +173,7 @@ def spell_out(
         if (groups[c.index], k) in shared
     }
     complete: list[Strategy | None] = []
-    allowed = _narrow(program, request)
+    allowed = narrow_to_pins(program, request.pins, request.placement)
     known: dict[object, Strategy] = {}
     pinned = {*request.pins, *(program.input_ops[i].index for i, _ in program.donated)} if request.pins else set()
     for op, f in zip(program.nodes, folded.factors, strict=True):
@@ -215,8 +188,9 @@ def spell_out(
         complete.append(known[key])
     table, nodes = _tabulate(complete)
     boxings = list(_boxings(program, folded, complete, hubs, request, model))
+    physical = replace(model, computation_ratio=None)
     compute = sum(
-        n * c.times * model.compute_seconds(c, c.strategies[k])
+        n * c.times * physical.compute_seconds(c, c.strategies[k])
         for c, n, k in zip(problem.representative, problem.count, choice, strict=False)
     )
     moved = sum(b.seconds * b.times for b in boxings)
@@ -270,8 +244,8 @@ def _unruled(program: Program) -> list[tuple[str, str]]:
 
 
 def _boxings(
-    program: Program, folded: Folded, complete: Sequence[Strategy | None], hubs: dict[int, Code], request: Request,
-    model: CostModel,
+    program: Program, folded: Folded, complete: Sequence[Strategy | None], hubs: dict[int, tuple[Code, ...]],
+    request: Request, model: CostModel,
 ) -> Iterator[Boxing]:  # fmt: skip
     """For each value, how every signature its consumers need comes about."""
     needs: dict[int, dict[Code, Op]] = {}
@@ -290,7 +264,7 @@ def _boxings(
             wanted = {c: user for c, user in needs.get(v.id, {}).items() if c != made}
             if not wanted:
                 continue
-            via = hubs.get(v.id)
+            via = hubs.get(v.id, ())
             dtype = dtype_text(v.dtype)
             key = (v.shape, dtype, made, tuple(wanted), via)
             if key not in known:
@@ -311,8 +285,10 @@ def _boxings(
                 count += 1
 
 
-def _sources(value: Value, made: Code, wanted: Sequence[Code], via: Code | None, model: CostModel) -> dict[Code, Code]:
-    """By signature needed, the one it is boxed from; with or without the shared one in between, what is cheaper."""
+def _sources(
+    value: Value, made: Code, wanted: Sequence[Code], via: Sequence[Code], model: CostModel
+) -> dict[Code, Code]:
+    """By signature needed, the one it is boxed from; with or without the shared ones in between, what is cheaper."""
 
     def serve(codes: Sequence[Code]) -> tuple[float, dict[Code, Code]]:
         found = boxing.serve(
@@ -325,28 +301,5 @@ def _sources(value: Value, made: Code, wanted: Sequence[Code], via: Code | None,
         return sum(float(seconds[every.index(s), every.index(d)]) for d, s in pairs.items()), pairs
 
     direct = serve(wanted)
-    if via is None or via == made or via in wanted:
-        return direct[1]
-    return min(direct, serve([via, *wanted]), key=lambda x: x[0])[1]
-
-
-def inner_pins(program: Program, placement: Placement) -> dict[int, tuple[Signature, str]]:
-    """By node: the pins written inside the function, ``sbp.to_global``."""
-    pins: dict[int, tuple[Signature, str]] = {}
-    for op in program.nodes:
-        if op.name == "sbp.pin":
-            name = f"to_global at {user_line(op.info) or 'an unknown line'}"
-            pins[op.index] = (pin_signature(op.outs[0].shape, op.params["signature"], placement, name), name)
-    return pins
-
-
-def pin_signature(shape: Sequence[int], signature: Any, placement: Placement, words: str) -> Signature:
-    """A user's pin, checked against the shape of the value it is for."""
-    try:
-        resolved = signature_for(signature, len(shape), placement.shape)
-        local_shape(shape, resolved, placement.shape)
-    except SignatureError as error:
-        raise SignatureError(f"{words}: {error}") from None
-    # On an axis of one device every component means the same; plans say B there.
-    sizes = placement.shape
-    return Signature(tuple(broadcast if n == 1 else c for n, c in zip(sizes, resolved, strict=True)))
+    extra = [c for c in via if c != made and c not in wanted]
+    return min(direct, serve([*extra, *wanted]), key=lambda x: x[0])[1] if extra else direct[1]

@@ -12,7 +12,7 @@ and the plan that is chosen is measured by the same tables.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -233,6 +233,11 @@ class _Tables:
             ways = self.problem.representative[other].strategies
             codes = self._codes((id(ways), "in", position), lambda: [s.ins[position] for s in ways])
         of = self._pairs(made, codes).get(what)
+        hub = key[5] if what == "more" else other
+        if of is not None and hub in self.problem.sets:  # a choice of the hub's is several signatures held at once
+            sets = self.problem.sets[hub]
+            beyond = what == "more"
+            of = np.stack([of[list(x)].min(axis=0) for x in sets]) if beyond else self.problem.by_choice(hub, of)
         words = "boxed copies of " if what in ("smaller", "larger", "more") else ""
         return None if of is None else _Table(words, a, b, of, factor)
 
@@ -276,11 +281,7 @@ class _Tables:
 
 def penalised(problem: Problem, weights: Sequence[tuple[float, Problem]]) -> Problem:
     """Seconds plus weighted bytes."""
-    nodes = [c.copy() for c in problem.nodes]
-    total = Problem(
-        nodes, dict(problem.edges), problem.n_classes, problem.representative, problem.count, problem.codes,
-        problem.hub_source,
-    )  # fmt: skip
+    total = replace(problem, nodes=[c.copy() for c in problem.nodes], edges=dict(problem.edges))
     for price, bytes_at in weights:
         if price:
             total.nodes = [a + price * b for a, b in zip(total.nodes, bytes_at.nodes, strict=True)]

@@ -16,6 +16,7 @@ def partial_kinds(program: Program, factors: Sequence[Factors]) -> dict[int, set
     kinds: dict[int, set[ReduceOp]] = {}
     # What a factor map reduces, once for all ops that share it.
     reduced: dict[int, frozenset[ReduceOp]] = {}
+    gives: frozenset[ReduceOp] | None
     again = _has_loops(program)
     changed = True
     while changed:

@@ -5,17 +5,21 @@ A value with several consumers gets a node of its own, the *hub*: the signature 
 what a consumer needs beyond that it pays itself. All costs are seconds a step, repeated layers counted.
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..rules.widen import Code
 from .cells import Cell
 from .cost import CostModel
+from .waiting import waits
 
 # Where there is no way: more than any step takes, small enough to add up without losing the rest.
 IMPOSSIBLE = 1e6
+# Of two signatures held at once, the pairs that are looked at for one value.
+_MOST_PAIRS = 600
 
 
 @dataclass(slots=True)
@@ -23,7 +27,8 @@ class Problem:
     """Cost vectors by node, cost matrices by pair of nodes (``a < b``, rows are ``a``'s choices).
 
     The first ``n_classes`` nodes are the classes of cells, the others hubs; ``codes`` are a hub's choices,
-    ``hub_source`` the class and result it is the hub of.
+    ``hub_source`` the class and result it is the hub of. Where a hub may hold several signatures at once, ``sets`` has
+    its choices: the positions among ``codes`` of those held.
     """
 
     nodes: list[np.ndarray]
@@ -33,6 +38,19 @@ class Problem:
     count: list[int]
     codes: dict[int, tuple[Code, ...]] = field(default_factory=dict)
     hub_source: dict[int, tuple[int, int]] = field(default_factory=dict)
+    sets: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+    def shared(self, hub: int, choice: int) -> tuple[Code, ...]:
+        """The signatures that a hub holds by a choice."""
+        return tuple(self.codes[hub][k] for k in self.sets[hub][choice]) if hub in self.sets else (
+            self.codes[hub][choice],
+        )  # fmt: skip
+
+    def by_choice(self, hub: int, by_code: np.ndarray) -> np.ndarray:
+        """Amounts (columns) for each signature of a hub as amounts for each choice."""
+        if hub not in self.sets:
+            return by_code
+        return np.stack([by_code[:, list(held)].sum(axis=1) for held in self.sets[hub]], axis=1)
 
     def connect(self, a: int, b: int, matrix: np.ndarray) -> None:
         """Add costs for the choices of ``a`` (rows) and ``b`` (columns) together."""
@@ -50,8 +68,25 @@ class Problem:
         return total + sum(float(m[choice[a], choice[b]]) for (a, b), m in self.edges.items())
 
 
-def assemble(cells: Sequence[Cell], classes: Sequence[int], model: CostModel) -> Problem:
-    """The problem of a folded program whose cells share decisions by class."""
+def costless(problem: Problem) -> Problem:
+    """The same problem where only what is impossible costs anything."""
+
+    def clear(x: np.ndarray) -> np.ndarray:
+        return np.where(x >= IMPOSSIBLE / 2, IMPOSSIBLE, 0.0)
+
+    return replace(
+        problem, nodes=[clear(c) for c in problem.nodes], edges={k: clear(m) for k, m in problem.edges.items()}
+    )
+
+
+def assemble(
+    cells: Sequence[Cell], classes: Sequence[int], model: CostModel, wait_seconds: float = 0.0,
+    trunk_algo: bool = True, sbp_collector: bool = False,
+) -> Problem:  # fmt: skip
+    """The problem of a folded program whose cells share decisions by class.
+
+    ``wait_seconds`` and ``trunk_algo``: see ``waiting.py``. ``sbp_collector``: a hub may hold two signatures at once.
+    """
     n_classes = max(classes, default=-1) + 1
     first: list[Cell | None] = [None] * n_classes
     count = [0] * n_classes
@@ -70,31 +105,62 @@ def assemble(cells: Sequence[Cell], classes: Sequence[int], model: CostModel) ->
         for position, v in enumerate(cell.ins):
             source, result = producer[v.id]
             users.setdefault((classes[source], result), {})[classes[cell.index], position] = None
-    for (source, result), readers in users.items():
-        _link(problem, source, result, list(readers), model)
+    waiting = waits(cells, classes, model, wait_seconds, trunk_algo) if wait_seconds else {}
+    for made, readers in users.items():
+        each = [waiting.get((made, reader), 0.0) for reader in readers]
+        _link(problem, made, list(readers), each, model, sbp_collector)
     return problem
 
 
-def _link(problem: Problem, source: int, result: int, readers: Sequence[tuple[int, int]], model: CostModel) -> None:
+def _link(
+    problem: Problem, made: tuple[int, int], readers: Sequence[tuple[int, int]], waiting: Sequence[float],
+    model: CostModel, sbp_collector: bool,
+) -> None:  # fmt: skip
+    source, result = made
     cell = problem.representative[source]
     value = cell.outs[result]
     weight = value.times * problem.count[source]
-    made = [s.outs[result] for s in cell.strategies]
+    gives = [s.outs[result] for s in cell.strategies]
     wanted = [[s.ins[position] for s in problem.representative[k].strategies] for k, position in readers]
-    codes = tuple(dict.fromkeys([*made, *(c for w in wanted for c in w)]))
+    codes = tuple(dict.fromkeys([*gives, *(c for w in wanted for c in w)]))
     if len(codes) == 1:
         return
     at = {c: i for i, c in enumerate(codes)}
     seconds = model.boxing(value, codes)
-    price = np.where(np.isfinite(seconds), seconds * weight, IMPOSSIBLE)
-    made_at = [at[c] for c in made]
+    talks = model.communicates(value, codes) if any(waiting) else np.zeros_like(seconds, bool)
+
+    def price(wait: float) -> np.ndarray:
+        total = seconds + wait * talks
+        return np.where(np.isfinite(total), total * weight, IMPOSSIBLE)
+
+    gives_at = [at[c] for c in gives]
     wanted_at = [[at[c] for c in w] for w in wanted]
     if len(readers) == 1:
-        problem.connect(source, readers[0][0], price[np.ix_(made_at, wanted_at[0])])
+        problem.connect(source, readers[0][0], price(waiting[0])[np.ix_(gives_at, wanted_at[0])])
         return
+    # What is shared must be there for the first that waits for it.
+    to_hub = price(max(waiting))
+    pairs = _pairs(sorted({k for w in wanted_at for k in w})) if sbp_collector else []
     hub = len(problem.nodes)
-    problem.nodes.append(np.zeros(len(codes)))
-    problem.codes[hub], problem.hub_source[hub] = codes, (source, result)
-    problem.connect(source, hub, price[made_at, :])
-    for (reader, _), positions in zip(readers, wanted_at, strict=True):
-        problem.connect(hub, reader, price[:, positions])
+    problem.nodes.append(np.zeros(len(codes) + len(pairs)))
+    problem.codes[hub], problem.hub_source[hub] = codes, made
+    if pairs:
+        problem.sets[hub] = (*((k,) for k in range(len(codes))), *pairs)
+    both = [_both(to_hub, a, b) for a, b in pairs]
+    problem.connect(source, hub, np.column_stack([to_hub, *both])[gives_at, :])
+    for (reader, _), positions, wait in zip(readers, wanted_at, waiting, strict=True):
+        onward = price(wait)
+        nearer = [np.minimum(onward[a], onward[b]) for a, b in pairs]
+        problem.connect(hub, reader, np.vstack([onward, *nearer])[:, positions])
+
+
+def _pairs(codes: Sequence[int]) -> list[tuple[int, int]]:
+    found = list(itertools.combinations(codes, 2))
+    return found if len(found) <= _MOST_PAIRS else []
+
+
+def _both(price: np.ndarray, a: int, b: int) -> np.ndarray:
+    """Of everything to both ``a`` and ``b``: one may be made from the other."""
+    return np.minimum(
+        price[:, a] + np.minimum(price[:, b], price[a, b]), price[:, b] + np.minimum(price[:, a], price[b, a])
+    )

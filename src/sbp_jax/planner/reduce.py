@@ -9,6 +9,8 @@
 What is left, the kernel, goes to the 0-1 solver; ``Reduction.expand`` answers for the rest.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -50,6 +52,37 @@ class Reduction:
             at = tuple(int(np.searchsorted(kept, choice[n])) for n, kept in zip(step.neighbours, others, strict=True))
             choice[step.node] = int(own[step.best[at]])
         return [choice[n] for n in range(len(self.kept))]
+
+    def shrink(self, deadline: float = math.inf) -> None:
+        """Eliminate and strike until nothing more goes."""
+        pending = dict.fromkeys(self.nodes)
+        while pending and time.monotonic() < deadline:
+            n = next(iter(pending))
+            del pending[n]
+            if n not in self.nodes:
+                continue
+            if len(self.nodes[n]) == 1:
+                pending.update(dict.fromkeys(self.condition(n)))
+            elif len(self.around[n]) <= 2 and _affordable(self, n):
+                pending.update(dict.fromkeys(self.eliminate(n)))
+            elif self.strike(n):
+                pending[n] = None
+                pending.update(dict.fromkeys(self.around[n]))
+
+    def keep(self, n: int, kept: np.ndarray) -> None:
+        """Leave only some choices of a node (a mask)."""
+        self.nodes[n] = self.nodes[n][kept]
+        self.kept[n] = self.kept[n][kept]
+        for a in self.around[n]:
+            if n < a:
+                self.edges[n, a] = self.edges[n, a][kept, :]
+            else:
+                self.edges[a, n] = self.edges[a, n][:, kept]
+
+    def floor(self) -> float:
+        """A lower bound of the problem's optimum: every node and edge of the kernel at its own cheapest."""
+        costs = [*self.nodes.values(), *self.edges.values()]
+        return self.constant + sum(float(c.min()) for c in costs)
 
     def _record(self, n: int, neighbours: Sequence[int], best: np.ndarray) -> None:
         kept = tuple(self.kept[k] for k in (n, *neighbours))
@@ -119,48 +152,29 @@ class Reduction:
                 keep[s] = False
         if keep.all():
             return False
-        self.keep_only(n, keep)
+        self.keep(n, keep)
         return True
 
-    def keep_only(self, n: int, keep: np.ndarray) -> None:
-        """Remove the choices of a node that a mask leaves out."""
-        self.nodes[n] = self.nodes[n][keep]
-        self.kept[n] = self.kept[n][keep]
-        for a in self.around[n]:
-            if n < a:
-                self.edges[n, a] = self.edges[n, a][keep, :]
-            else:
-                self.edges[a, n] = self.edges[a, n][:, keep]
 
-
-def reduce(problem: Problem, strike: bool = True) -> Reduction:
-    """The kernel of a problem; its optimum (plus ``constant``) is the problem's. Without ``strike`` only folded."""
+def unreduced(problem: Problem) -> Reduction:
+    """A problem as its own kernel."""
     around: dict[int, set[int]] = {n: set() for n in range(len(problem.nodes))}
     for a, b in problem.edges:
         around[a].add(b)
         around[b].add(a)
-    r = Reduction(
+    return Reduction(
         dict(enumerate(problem.nodes)), dict(problem.edges), [np.arange(len(c)) for c in problem.nodes], around=around
     )
-    shrink(r, strike)
+
+
+def reduce(problem: Problem, deadline: float = math.inf) -> Reduction:
+    """The kernel of a problem; its optimum (plus ``constant``) is the problem's.
+
+    Past ``deadline`` (of ``time.monotonic``) it stays as large as it is then: every step is exact on its own.
+    """
+    r = unreduced(problem)
+    r.shrink(deadline)
     return r
-
-
-def shrink(r: Reduction, strike: bool = True) -> None:
-    """Fold away, and strike, in place, until neither is possible. To strike among many choices takes long."""
-    pending = dict.fromkeys(r.nodes)
-    while pending:
-        n = next(iter(pending))
-        del pending[n]
-        if n not in r.nodes:
-            continue
-        if len(r.nodes[n]) == 1:
-            pending.update(dict.fromkeys(r.condition(n)))
-        elif len(r.around[n]) <= 2 and _affordable(r, n):
-            pending.update(dict.fromkeys(r.eliminate(n)))
-        elif strike and r.strike(n):
-            pending[n] = None
-            pending.update(dict.fromkeys(r.around[n]))
 
 
 def _affordable(r: Reduction, n: int) -> bool:

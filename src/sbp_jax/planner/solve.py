@@ -9,6 +9,8 @@ presolve too (tiny GPT on 2x4: 6 s against 40 s).
 Huangfu and Hall, "Parallelizing the dual revised simplex method", Math. Prog. Comp. 10 (2018).
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,39 +18,92 @@ import highspy
 import numpy as np
 from scipy import sparse
 
+from .duals import bound_kernel
 from .problem import IMPOSSIBLE, Problem
-from .reduce import Reduction, reduce, shrink
-from .tighten import tighten
+from .reduce import Reduction, reduce
 
 _ROUNDINGS = 20
 _TOLERANCE = 1e-6
+_EQUAL = 1e-9
+# Kernels of fewer pairs of choices go to the 0-1 program at once.
+_SMALL = 60_000
+# Message passing goes on while a round of it leaves less than this of the pairs.
+_SHRUNK = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The choice for each node of the problem; objective and proven lower bound, in seconds a step."""
+    """The choice for each node of the problem; objective and proven lower bound, in seconds a step.
+
+    ``timed_out``: there was no time to solve the linear relaxation, the choice is only improved locally.
+    """
 
     choice: tuple[int, ...]
     objective: float
     bound: float
     kernel_nodes: int
     variables: int
+    timed_out: bool = False
 
 
 def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -> Solution | None:
-    """The best choice, or None when every choice is impossible."""
-    reduction = reduce(problem, strike=False)
-    tighten(reduction, improve)
-    shrink(reduction)
-    program = _Program(reduction)
-    chosen, bound = program.solve(gap, time_limit)
-    choice = reduction.expand(chosen)
-    objective = problem.evaluate(choice)
+    """The best choice, or None when every choice is impossible.
+
+    ``time_limit`` is in seconds, for reductions and program together. When they run out there is still a choice (the
+    relaxation rounded, or a first guess, improved locally) and a bound, if a weak one; None also where that choice is
+    impossible.
+    """
+    deadline = math.inf if time_limit is None else time.monotonic() + time_limit
+    r = reduce(problem, deadline)
+    size = len(r.nodes)
+    known, bound = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()}), r.floor()
+    choice, objective = _expanded(problem, r, known)
+    variables, timed_out = 0, True
+    while _entries(r) > _SMALL and objective < IMPOSSIBLE and time.monotonic() < deadline:
+        # Message passing proves most, and strikes what no better plan can have; then more can be reduced.
+        found = bound_kernel(r, known, lambda c: _value(r, c), improve, gap, deadline)
+        bound = max(bound, found.bound + r.constant)
+        better, cost = _expanded(problem, r, found.choice)
+        if cost < objective:
+            choice, objective = better, cost
+        if objective - bound <= max(gap, _EQUAL) * objective:
+            return Solution(choice, objective, min(bound, objective), size, 0)
+        before = _entries(r)
+        for n, kept in found.open.items():
+            if not kept.all():
+                r.keep(n, kept)
+        r.shrink(deadline)
+        if _entries(r) > _SHRUNK * before:
+            break
+        known = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()})
+    if time.monotonic() < deadline:
+        program = _Program(r)
+        chosen, proven = program.solve(gap, deadline)
+        variables = len(program.cost)
+        bound = max(bound, proven + r.constant)
+        if chosen is not None:
+            timed_out = False
+            better, cost = _expanded(problem, r, chosen)
+            if cost < objective:
+                choice, objective = better, cost
     if objective >= IMPOSSIBLE:
         return None
-    return Solution(
-        tuple(choice), objective, min(objective, bound + reduction.constant), len(reduction.nodes), len(program.cost)
-    )
+    return Solution(choice, objective, min(objective, bound), size, variables, timed_out)
+
+
+def _expanded(problem: Problem, r: Reduction, chosen: dict[int, int]) -> tuple[tuple[int, ...], float]:
+    choice = tuple(r.expand(chosen))
+    return choice, problem.evaluate(choice)
+
+
+def _entries(r: Reduction) -> int:
+    return sum(m.size for m in r.edges.values())
+
+
+def _value(r: Reduction, choice: dict[int, int]) -> float:
+    """What a kernel's choice costs, without its constant."""
+    total = sum(float(c[choice[n]]) for n, c in r.nodes.items())
+    return total + sum(float(m[choice[a], choice[b]]) for (a, b), m in r.edges.items())
 
 
 def solve_within(
@@ -126,8 +181,11 @@ class _Program:
         entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))) if rows else ([], ([], []))
         self.matrix = sparse.csc_matrix(entries, shape=(len(right), n))
 
-    def solve(self, gap: float, time_limit: float | None) -> tuple[dict[int, int], float]:
-        """The choice of each node of the kernel, and a lower bound without the constant."""
+    def solve(self, gap: float, deadline: float = math.inf) -> tuple[dict[int, int] | None, float]:
+        """The choice of each node of the kernel, and a lower bound without the constant.
+
+        No choice where time (of ``time.monotonic``) is up before the relaxation is solved.
+        """
         if not self.binaries:
             return {}, 0.0
         possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
@@ -135,17 +193,21 @@ class _Program:
         scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
         highs = self._model(scale)
         highs.setOptionValue("presolve", "off")
+        _until(highs, deadline)
         highs.run()
+        if highs.getModelStatus() == highspy.HighsModelStatus.kTimeLimit:
+            return None, self._bound_of_duals(highs, scale)
         if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return dict.fromkeys(self.r.nodes, 0), float("inf")
+            return dict.fromkeys(self.r.nodes, 0), math.inf
         x = np.asarray(highs.getSolution().col_value)[: self.binaries]
         relaxed = highs.getInfo().objective_function_value / scale
         if np.minimum(x, 1 - x).max() < _TOLERANCE:
             return self._read(x), relaxed
         start = self._round(x)
-        if self._value(start) - relaxed <= gap * abs(self._value(start)):
+        if _value(self.r, start) - relaxed <= gap * abs(_value(self.r, start)):
             return start, relaxed
-        return self._branch(highs, start, scale, gap, time_limit)
+        best, bound = self._branch(highs, start, scale, gap, deadline)
+        return best, max(bound, relaxed)
 
     def branch_within(self, gap: float, time_limit: float | None) -> tuple[dict[int, int], float] | None:
         """The best choice within the limits, and a lower bound; None where there is none, or none was found in time."""
@@ -185,13 +247,12 @@ class _Program:
         return highs
 
     def _branch(
-        self, highs: highspy.Highs, start: dict[int, int], scale: float, gap: float, time_limit: float | None
+        self, highs: highspy.Highs, start: dict[int, int], scale: float, gap: float, deadline: float
     ) -> tuple[dict[int, int], float]:
         kinds = np.full(self.binaries, highspy.HighsVarType.kInteger)
         highs.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
         highs.setOptionValue("mip_rel_gap", gap)
-        if time_limit is not None:
-            highs.setOptionValue("time_limit", float(time_limit))
+        _until(highs, deadline)
         columns = np.array([self.offsets[n] + k for n, k in start.items()], dtype=np.int32)
         highs.setSolution(len(columns), columns, np.ones(len(columns)))
         highs.run()
@@ -199,15 +260,20 @@ class _Program:
         bound = info.mip_dual_bound / scale
         x = np.asarray(highs.getSolution().col_value)[: self.binaries]
         found = self._read(x) if len(x) and highs.getInfo().primal_solution_status == 2 else start
-        best = min(found, start, key=self._value)
+        best = min(found, start, key=lambda c: _value(self.r, c))
         return best, bound
+
+    def _bound_of_duals(self, highs: highspy.Highs, scale: float) -> float:
+        """What the row duals at hand prove: with any of them, each column at the better of its bounds is a bound."""
+        y = np.asarray(highs.getSolution().row_dual)
+        if len(y) != len(self.right):
+            return -math.inf
+        possible = self.cost < IMPOSSIBLE / 2
+        reduced = np.where(possible, self.cost * scale - self.matrix.T @ y, 0.0)
+        return float(y @ self.right + np.minimum(reduced, 0.0).sum()) / scale
 
     def _read(self, x: np.ndarray) -> dict[int, int]:
         return {n: int(np.argmax(x[o : o + len(self.r.nodes[n])])) for n, o in self.offsets.items()}
-
-    def _value(self, choice: dict[int, int]) -> float:
-        total = sum(float(c[choice[n]]) for n, c in self.r.nodes.items())
-        return total + sum(float(m[choice[a], choice[b]]) for (a, b), m in self.r.edges.items())
 
     def _round(self, x: np.ndarray) -> dict[int, int]:
         """The best of several roundings of the relaxation, each improved one node at a time."""
@@ -218,8 +284,14 @@ class _Program:
             for n, o in self.offsets.items():
                 p = np.clip(x[o : o + len(self.r.nodes[n])], 0, None)
                 draw[n] = int(random.choice(len(p), p=p / p.sum()))
-            best = min(best, improve(self.r, draw), key=self._value)
+            best = min(best, improve(self.r, draw), key=lambda c: _value(self.r, c))
         return best
+
+
+def _until(highs: highspy.Highs, deadline: float) -> None:
+    """Let the next run end at a time; HiGHS counts the seconds of all its runs."""
+    if deadline < math.inf:
+        highs.setOptionValue("time_limit", highs.getRunTime() + max(0.0, deadline - time.monotonic()))
 
 
 def improve(r: Reduction, choice: dict[int, int]) -> dict[int, int]:

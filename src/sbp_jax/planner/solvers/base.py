@@ -2,10 +2,11 @@
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from ...errors import PlanError
-from ..memory import Footprint
+from ..anatomy import Anatomy
 from ..problem import Problem
 from ..search import Found
 
@@ -21,14 +22,18 @@ class Task:
         gap: stop when the proven relative gap is at most this.
         time_limit: seconds the search may take, where it can take long.
         progress: told what is being done.
+        anatomy: which nodes decide parameters, optimizer state, data and gradients.
+        notes: what a method adds is told with the plan.
     """
 
     problem: Problem
-    footprint: Footprint
+    footprint: Any
     limit_bytes: float | None
     gap: float
     time_limit: float | None
     progress: Callable[[str], None]
+    anatomy: Anatomy = field(default_factory=Anatomy)
+    notes: list[str] = field(default_factory=list)
 
 
 # None: the pins allow no plan. Raises ``PlanError`` where none is found that fits into memory.

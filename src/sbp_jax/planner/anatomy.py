@@ -1,0 +1,101 @@
+"""Roles as the search sees them: for each parameter, state, batch leaf and gradient, its signature by choice."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..rules.widen import Code
+from ..trace import Op, Program, Value
+from .cells import Folded
+from .problem import Problem
+from .roles import Roles
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value where it is stored or read: the problem's node that decides it, its code by the node's choice."""
+
+    node: int
+    label: str
+    shape: tuple[int, ...]
+    codes: tuple[Code, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """Which nodes decide what. ``states`` are (state, its parameter or None); ``gradients`` are gradients where the
+    parameters' updates read them. ``known``: whether any argument is known to be kept between steps."""
+
+    axis_sizes: tuple[int, ...] = ()
+    parameters: tuple[Leaf, ...] = ()
+    states: tuple[tuple[Leaf, Leaf | None], ...] = ()
+    buffers: tuple[Leaf, ...] = ()
+    data: tuple[Leaf, ...] = ()
+    gradients: tuple[Leaf, ...] = ()
+    known: bool = False
+    pinned: frozenset[int] = field(default_factory=frozenset)
+
+    def among(self, kept: Sequence[np.ndarray], followers: Set[int]) -> "Anatomy":
+        """The same roles where only some choices of each node are left, and some nodes follow others."""
+
+        def fewer(leaf: Leaf) -> Leaf:
+            return replace(leaf, codes=tuple(leaf.codes[k] for k in kept[leaf.node]))
+
+        return replace(
+            self,
+            parameters=tuple(map(fewer, self.parameters)),
+            states=tuple(
+                (fewer(s), None if p is None else fewer(p)) for s, p in self.states if s.node not in followers
+            ),
+            buffers=tuple(map(fewer, self.buffers)),
+            data=tuple(map(fewer, self.data)),
+            gradients=tuple(map(fewer, self.gradients)),
+        )
+
+
+def anatomy(
+    program: Program, found: Roles, folded: Folded, groups: Sequence[int], problem: Problem,
+    axis_sizes: tuple[int, ...], pins: Sequence[int] = (),
+) -> Anatomy:  # fmt: skip
+    """Roles by node of the problem. ``pins`` are the indices of the ops that users pinned."""
+
+    def argument(i: int) -> Leaf:
+        op = program.input_ops[i]
+        node = groups[folded.cell_of[op.index]]
+        ways = problem.representative[node].strategies
+        return Leaf(node, op.label, op.outs[0].shape, tuple(s.outs[0] for s in ways))
+
+    leaves = {i: argument(i) for i in range(len(program.input_ops) - len(program.constants))}
+    gradients = {
+        (leaf.node, leaf.codes): leaf
+        for g in found.gradients
+        for reader in g.readers
+        if (leaf := _read(g.value, reader, program.input_ops[g.parameter].label, folded, groups)) is not None
+    }
+    pinned = frozenset(groups[folded.cell_of[i]] for i in pins if i in folded.cell_of)
+    return Anatomy(
+        axis_sizes,
+        tuple(leaves[i] for i in found.parameters),
+        tuple((leaves[s], None if p is None else leaves[p]) for s, p in found.states.items()),
+        tuple(leaves[i] for i in found.buffers if leaves[i].shape),
+        tuple(leaves[i] for i in found.data),
+        tuple(gradients.values()),
+        found.known,
+        pinned,
+    )
+
+
+def _read(value: Value, reader: Op, label: str, folded: Folded, groups: Sequence[int]) -> Leaf | None:
+    """A value as an op reads it; None where the op needs no decision."""
+    if reader.index not in folded.cell_of:
+        return None
+    cell = folded.cells[folded.cell_of[reader.index]]
+    at = next((k for k, v in enumerate(cell.ins) if v.id == value.id), None)
+    codes: list[Code] = []
+    for s in cell.strategies:
+        code = s.ins[at] if at is not None else cell.follow(s.ins[0])(value) if cell.root is not None else None
+        if code is None:
+            return None
+        codes.append(code)
+    return Leaf(groups[cell.index], f"gradient of {label}", value.shape, tuple(codes))

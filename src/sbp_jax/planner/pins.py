@@ -1,0 +1,133 @@
+"""Users' pins: signatures that are fixed before the search. Checked one by one, obeyed, and explained when they clash.
+
+A pin is a node's index, the signature of its result (of an output: its operand), and the words to name it by. They
+come from ``sbp.to_global`` in the function and from ``in_sbp`` and ``out_sbp``; parameters' metadata can join them.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import PlanError, SignatureError
+from ..placement import Placement
+from ..rules.widen import Strategy, code_of, signature_of
+from ..signature import Signature, broadcast, local_shape, signature_for
+from ..trace import Op, Program, user_line
+
+# What the pins leave of an op's strategies.
+Allowed = Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]
+Pins = Mapping[int, tuple[Signature, str]]
+_MOST_BETWEEN = 8
+
+
+def narrow_to_pins(program: Program, pins: Pins, placement: Placement) -> Allowed:
+    """Keeps the strategies that a node's pin allows."""
+    codes = {index: (code_of(s), words) for index, (s, words) in pins.items()}
+    twin = {program.input_ops[i].index: program.output_ops[o].index for i, o in program.donated}
+
+    def allowed(op: Op, ways: Sequence[Strategy]) -> tuple[Strategy, ...]:
+        asked = [codes[k] for k in (op.index, twin.get(op.index, -1)) if k in codes]
+        if len({code for code, _ in asked}) > 1:
+            (a, first), (b, second) = asked[:2]
+            between = ops_between(program, op, program.nodes[twin[op.index]])
+            raise PlanError(
+                f"two pins contradict each other: {first} asks for ({signature_of(a)}), {second} for "
+                f"({signature_of(b)}), but a donated argument and the result that replaces it share one signature. "
+                f"Between them: {between}. Give both the same, or do not donate the argument"
+            )
+        for code, words in asked:
+            kept = tuple(s for s in ways if (s.outs or s.ins)[0] == code)
+            if not kept:
+                value = (op.outs or op.ins)[0]
+                local_shape(value.shape, signature_of(code), placement.shape)
+                possible = sorted({str(signature_of((s.outs or s.ins)[0])) for s in ways})
+                raise PlanError(f"{words}: ({signature_of(code)}) is not possible for {value}; possible: {possible}")
+            ways = kept
+        return tuple(ways)
+
+    return allowed
+
+
+def ops_between(program: Program, first: Op, last: Op) -> str:
+    """The shortest way through the program from one op to another: primitives with the lines that cause them."""
+    path = _path(program, first, last)
+    if path is None:
+        path = _path(program, last, first)
+    if path is None:
+        return "no op: neither depends on the other"
+    steps: list[str] = []
+    for op in path[1:-1]:
+        line = user_line(op.info)
+        step = f"{op.name.removeprefix('sbp.')} [{line}]" if line else op.name.removeprefix("sbp.")
+        if not steps or steps[-1] != step:
+            steps.append(step)
+    if len(steps) > _MOST_BETWEEN:
+        half = _MOST_BETWEEN // 2
+        steps = [*steps[:half], f"{len(steps) - _MOST_BETWEEN} more ops", *steps[-half:]]
+    return " -> ".join(steps) or "nothing"
+
+
+def _path(program: Program, first: Op, last: Op) -> list[Op] | None:
+    consumers = program.consumers()
+    before: dict[int, Op | None] = {first.index: None}
+    queue = [first]
+    for op in queue:
+        if op is last:
+            path: list[Op] = []
+            here: Op | None = op
+            while here is not None:
+                path.append(here)
+                here = before[here.index]
+            return path[::-1]
+        for v in op.outs:
+            for user, _ in consumers.get(v.id, ()):
+                if user.index not in before:
+                    before[user.index] = op
+                    queue.append(user)
+    return None
+
+
+def conflict_message(program: Program, pins: Pins, possible: Callable[[Pins], bool]) -> str:
+    """Which pins cannot all be met: a smallest set (no pin of it can be left out), and what lies between them.
+
+    ``possible`` says of some pins whether any plan meets them. Pins are left out one at a time, and left out for good
+    when there is still no plan (the deletion filter: Chinneck and Dravnieks, ORSA J. Computing 3(2), 1991).
+    """
+    if possible({}) is False:
+        return "no plan is possible for this program on this placement, even without pins, which is a bug"
+    core = dict(pins)
+    for index in list(core):
+        fewer = {k: pin for k, pin in core.items() if k != index}
+        if not possible(fewer):
+            core = fewer
+    told = "; ".join(f"{words} asks for ({s})" for s, words in core.values())
+    ops = [program.nodes[k] for k in core]
+    between = "; ".join(ops_between(program, a, b) for a, b in itertools.pairwise(ops))
+    joined = f". Between them: {between}" if between else ""
+    return (
+        f"no plan satisfies all pins at once. These contradict each other: {told}{joined}. Change or remove one of "
+        "them, put a sbp.to_global(x, sbp=...) between them, or plan without pins: "
+        "AutoParallelConfig(ignore_user_sbp=True)"
+    )
+
+
+def inner_pins(program: Program, placement: Placement) -> dict[int, tuple[Signature, str]]:
+    """By node: the pins written inside the function, ``sbp.to_global``."""
+    pins: dict[int, tuple[Signature, str]] = {}
+    for op in program.nodes:
+        if op.name == "sbp.pin":
+            name = f"to_global at {user_line(op.info) or 'an unknown line'}"
+            pins[op.index] = (pin_signature(op.outs[0].shape, op.params["signature"], placement, name), name)
+    return pins
+
+
+def pin_signature(shape: Sequence[int], signature: Any, placement: Placement, words: str) -> Signature:
+    """A user's pin, checked against the shape of the value it is for."""
+    try:
+        resolved = signature_for(signature, len(shape), placement.shape)
+        local_shape(shape, resolved, placement.shape)
+    except SignatureError as error:
+        raise SignatureError(f"{words}: {error}") from None
+    # On an axis of one device every component means the same; plans say B there.
+    sizes = placement.shape
+    return Signature(tuple(broadcast if n == 1 else c for n, c in zip(sizes, resolved, strict=True)))

@@ -1,0 +1,163 @@
+"""Restrictions: which choices a family of plans leaves, and the search within it.
+
+A wish is a score of signatures. Of a node's choices those with the least score are kept, so a wish is always met as
+nearly as can be: what should be split along every axis, but has no dim that divides, stays whole, and is noted.
+Choices are only taken away, never added, so the best plan of a family never beats the best plan of all.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..rules.widen import Code
+from .anatomy import Anatomy, Leaf
+from .problem import Problem
+
+Score = Callable[[Code], float]
+_NAMED = 3
+
+
+@dataclass(slots=True)
+class Restriction:
+    """The choices kept, by node, and pairs of leaves that must have one signature."""
+
+    anatomy: Anatomy
+    kept: dict[int, np.ndarray] = field(default_factory=dict)
+    together: list[tuple[Leaf, Leaf]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def wish(self, leaves: Iterable[Leaf], score: Score, words: str) -> None:
+        """Keep of each leaf the choices of the least score; where that is above 0, say which are not ``words``."""
+        short: dict[str, None] = {}
+        for leaf in leaves:
+            kept = self.kept.get(leaf.node, np.arange(len(leaf.codes)))
+            scores = np.array([score(leaf.codes[k]) for k in kept])
+            best = scores.min()
+            self.kept[leaf.node] = kept[scores <= best]
+            if best > 0:
+                dims = "x".join(map(str, leaf.shape))
+                why = "pinned" if leaf.node in self.anatomy.pinned else f"({dims})"
+                short[f"{leaf.label} {why}"] = None
+        if short:
+            named = ", ".join(list(short)[:_NAMED])
+            more = f" and {len(short) - _NAMED} more" if len(short) > _NAMED else ""
+            self.notes.append(f"as nearly {words} as can be: {named}{more}")
+
+    def alike(self, a: Leaf, b: Leaf) -> None:
+        """Two leaves must have one signature, where they can."""
+        left = {a.codes[k] for k in self.kept.get(a.node, range(len(a.codes)))}
+        right = {b.codes[k] for k in self.kept.get(b.node, range(len(b.codes)))}
+        if a.node != b.node and left & right:
+            self.together.append((a, b))
+
+
+def whole(axis_sizes: Sequence[int], axes: Sequence[int]) -> Score:
+    """0 for what no axis of ``axes`` splits, more the more pieces there are."""
+    return lambda code: float(sum(axis_sizes[a] > 1 and code[a] >= 0 for a in axes))
+
+
+def divided(axis_sizes: Sequence[int], axes: Sequence[int], ndim_of_one: bool = False) -> Score:
+    """0 for what every axis of ``axes`` splits; else how many times too large the pieces are.
+
+    ``ndim_of_one``: only one dim may be split; what splits several counts as not split.
+    """
+
+    def score(code: Code) -> float:
+        dims = {code[a] for a in axes if axis_sizes[a] > 1 and code[a] >= 0}
+        if ndim_of_one and len(dims) > 1:
+            return float("inf")
+        missing = [axis_sizes[a] for a in axes if axis_sizes[a] > 1 and code[a] < 0]
+        # Partial values hold as much as whole ones and are still to be reduced.
+        return float(np.prod(missing, initial=1.0)) - 1.0 + 0.5 * sum(code[a] < -1 for a in axes)
+
+    return score
+
+
+class Bytes(Protocol):
+    """What searches ask of a ``Footprint``."""
+
+    def over_time(self, choice: Sequence[int]) -> np.ndarray: ...
+    def at(self, point: int) -> Problem: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """A problem and its bytes with fewer choices; ``widen`` gives the choice in the whole problem's numbers.
+
+    ``kept`` are each node's choices. ``tied`` are nodes decided by another one, in the order to work them out: for each
+    of its choices the node's own, among all.
+    """
+
+    problem: Problem
+    footprint: Any
+    kept: tuple[np.ndarray, ...]
+    tied: tuple[tuple[int, int, np.ndarray], ...] = ()
+
+    def widen(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """A choice among those kept, as one among all."""
+        return _widened(choice, self.kept, self.tied)
+
+
+@dataclass(frozen=True, slots=True)
+class _Footprint:
+    """The bytes of choices that are numbered among those kept."""
+
+    base: Bytes
+    kept: Sequence[np.ndarray]
+    tied: Sequence[tuple[int, int, np.ndarray]]
+
+    def over_time(self, choice: Sequence[int]) -> np.ndarray:
+        return self.base.over_time(_widened(choice, self.kept, self.tied))
+
+    def at(self, point: int) -> Problem:
+        return _sliced(self.base.at(point), self.kept, self.tied)
+
+
+def narrow(problem: Problem, footprint: Bytes, restriction: Restriction) -> Narrowed:
+    """The problem within a restriction. Leaves that must be alike are one node."""
+    kept = [restriction.kept.get(n, np.arange(len(c))) for n, c in enumerate(problem.nodes)]
+    tied: list[tuple[int, int, np.ndarray]] = []
+    deciders: set[int] = set()
+    followers: set[int] = set()
+    for a, b in restriction.together:
+        # One decides, the other follows; classes of layers may have brought leaves together otherwise already.
+        if a.node == b.node or a.node in followers or b.node in deciders | followers:
+            continue
+        of_b = {b.codes[k]: int(k) for k in kept[b.node]}
+        kept[a.node] = np.array([k for k in kept[a.node] if a.codes[k] in of_b])
+        follows = np.full(len(a.codes), -1)
+        follows[kept[a.node]] = [of_b[a.codes[k]] for k in kept[a.node]]
+        tied.append((a.node, b.node, follows))
+        deciders.add(a.node)
+        followers.add(b.node)
+    left = tuple(k[:1] if n in followers else k for n, k in enumerate(kept))
+    return Narrowed(_sliced(problem, left, tied), _Footprint(footprint, left, tied), left, tuple(tied))
+
+
+def _widened(
+    choice: Sequence[int], kept: Sequence[np.ndarray], tied: Sequence[tuple[int, int, np.ndarray]]
+) -> tuple[int, ...]:
+    followers = {b for _, b, _ in tied}
+    found = [0 if n in followers else int(k[c]) for n, (k, c) in enumerate(zip(kept, choice, strict=True))]
+    for a, b, follows in tied:
+        found[b] = int(follows[found[a]])
+    return tuple(found)
+
+
+def _sliced(problem: Problem, kept: Sequence[np.ndarray], tied: Sequence[tuple[int, int, np.ndarray]]) -> Problem:
+    """Only the kept choices; what is tied is added to what decides it, and has one choice that costs nothing."""
+    decider = {b: (a, follows[kept[a]]) for a, b, follows in tied}
+
+    def place(n: int) -> tuple[int, np.ndarray]:
+        return decider.get(n, (n, kept[n]))
+
+    nodes = [np.zeros(1) if n in decider else c[kept[n]] for n, c in enumerate(problem.nodes)]
+    for b, (a, own) in decider.items():
+        nodes[a] = nodes[a] + problem.nodes[b][own]
+    result = replace(problem, nodes=nodes, edges={})
+    for (a, b), m in problem.edges.items():
+        (x, rows), (y, columns) = place(a), place(b)
+        result.connect(x, y, m[np.ix_(rows, columns)])
+    return result

@@ -1,0 +1,54 @@
+"""What the fixed strategies share: the exact best plan of a family, and what families are made of.
+
+An expert's strategy is a restriction of where arguments lie; what it leaves open is searched exactly, at the same
+costs, so a strategy is judged by the best plan that it stands for. What is proven is proven for the family: as a
+bound for all plans it is 0.
+"""
+
+from dataclasses import replace
+
+from ...errors import PlanError
+from ..anatomy import Leaf
+from ..quick import quick
+from ..restrict import Restriction, divided, narrow, whole
+from ..search import Found
+from .base import Task
+from .timed import timed_search
+
+
+def family(task: Task, name: str) -> Restriction:
+    """An empty restriction for a task; ``PlanError`` where the roles of the arguments are not known."""
+    if not task.anatomy.known:
+        raise PlanError(
+            f"solver={name!r} speaks of parameters, optimizer state and data, but no argument is known to be a "
+            "parameter: none that a model's parameters are in is donated. Donate the training state, "
+            "donate_argnums=0 say, and return its new value; or use solver='ilp'"
+        )
+    return Restriction(task.anatomy)
+
+
+def kept(task: Task) -> list[Leaf]:
+    """All that a step keeps: parameters, optimizer state, buffers."""
+    return [*task.anatomy.parameters, *(s for s, _ in task.anatomy.states), *task.anatomy.buffers]
+
+
+def split_data(r: Restriction, axes: range) -> None:
+    """The batch is split on one dim over ``axes``, whole over the others."""
+    sizes = r.anatomy.axis_sizes
+    others = [a for a in range(len(sizes)) if a not in axes]
+    r.wish(r.anatomy.data, whole(sizes, others), "whole on the last axis")
+    r.wish(r.anatomy.data, divided(sizes, axes, ndim_of_one=True), "split on one dimension")
+
+
+def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> Found | None:
+    """The best plan of a family within the memory limit; ``exact=False``: a good one, at once."""
+    narrowed = narrow(task.problem, task.footprint, restriction)
+    task.notes.extend(restriction.notes)
+    if exact:
+        found = timed_search(replace(task, problem=narrowed.problem, footprint=narrowed.footprint))
+    else:
+        found = quick(narrowed.problem, narrowed.footprint, task.limit_bytes)
+    if found is None:
+        return None
+    solution = replace(found.solution, choice=narrowed.widen(found.solution.choice), bound=0.0)
+    return Found(solution, found.seconds, 0.0)

@@ -1,0 +1,71 @@
+"""The exact search with an end: past its time the best plan seen so far is the answer."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...errors import PlanError
+from ..problem import IMPOSSIBLE, Problem
+from ..search import Found, Search
+from ..solve import Solution, solve
+from .base import Task
+
+# The part of the time limit that a bound may take in the end.
+_FOR_A_BOUND = 0.1
+
+
+class _TimeUp(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A footprint that remembers the cheapest plan it was asked about that fits, and stops when time is up."""
+
+    base: Any
+    problem: Problem
+    limit_bytes: float
+    deadline: float
+    best: tuple[float, tuple[int, ...]] | None = None
+    smallest_bytes: float = field(default=math.inf)
+
+    def over_time(self, choice: Sequence[int]) -> np.ndarray:
+        memory = self.base.over_time(choice)
+        peak, seconds = float(memory.max(initial=0.0)), self.problem.evaluate(choice)
+        self.smallest_bytes = min(self.smallest_bytes, peak)
+        if peak <= self.limit_bytes and seconds < min(IMPOSSIBLE, math.inf if self.best is None else self.best[0]):
+            self.best = seconds, tuple(choice)
+        if time.monotonic() > self.deadline:
+            raise _TimeUp
+        return memory
+
+    def at(self, point: int) -> Problem:
+        return self.base.at(point)
+
+
+def timed_search(task: Task) -> Found | None:
+    """``Search`` within the task's time and memory. ``PlanError`` where nothing that fits was found in time."""
+    if task.time_limit is None or task.limit_bytes is None:
+        search = Search(task.problem, task.footprint, task.gap, task.time_limit, task.progress)
+        return search.run(task.limit_bytes)
+    deadline = time.monotonic() + task.time_limit
+    watch = _Watch(task.footprint, task.problem, task.limit_bytes, deadline)
+    footprint: Any = watch
+    try:
+        return Search(task.problem, footprint, task.gap, task.time_limit, task.progress).run(task.limit_bytes)
+    except _TimeUp:
+        if watch.best is None:
+            raise PlanError(
+                f"no plan was found in time that fits into a memory limit of {task.limit_bytes:.0f} bytes per device; "
+                f"the smallest seen holds {watch.smallest_bytes:.0f}. Raise time_limit, or memory_limit"
+            ) from None
+        seconds, choice = watch.best
+        # What the search has proven went with it; without the limit a bound is quick, and holds with it, too.
+        free = solve(task.problem, task.gap, max(1.0, _FOR_A_BOUND * task.time_limit))
+        bound = min(seconds, free.bound if free is not None else 0.0)
+        task.notes.append("time_limit was up while fitting into memory: the plan is the best one seen until then")
+        return Found(Solution(choice, seconds, bound, len(choice), 0), seconds, bound)

@@ -1,0 +1,26 @@
+"""ZeRO-2: data parallelism with optimizer state and gradients split over all axes; parameters are whole.
+
+Rajbhandari et al., "ZeRO", SC 2020.
+"""
+
+from ..restrict import Restriction, whole
+from ..search import Found
+from ..zero import split_kept
+from .base import Task, register
+from .family import best_of_family, family, split_data
+
+
+def restriction(task: Task) -> Restriction:
+    """Data split on one dim; optimizer state and gradients split along every axis that divides them."""
+    r = family(task, "zero2")
+    axes = range(len(r.anatomy.axis_sizes))
+    r.wish((*r.anatomy.buffers, *r.anatomy.parameters), whole(r.anatomy.axis_sizes, axes), "whole")
+    split_kept(r, 2, axes)
+    split_data(r, axes)
+    return r
+
+
+@register("zero2")
+def zero2(task: Task) -> Found | None:
+    """The best plan that splits the batch, optimizer state and gradients."""
+    return best_of_family(task, restriction(task))

@@ -1,0 +1,28 @@
+"""ZeRO-3: data parallelism with parameters, optimizer state and gradients split over all axes.
+
+Parameters are gathered where they are used.
+
+Rajbhandari et al., "ZeRO", SC 2020.
+"""
+
+from ..restrict import Restriction, whole
+from ..search import Found
+from ..zero import split_kept
+from .base import Task, register
+from .family import best_of_family, family, split_data
+
+
+def restriction(task: Task) -> Restriction:
+    """Data split on one dim; parameters, optimizer state and gradients split along every axis that divides them."""
+    r = family(task, "zero3")
+    axes = range(len(r.anatomy.axis_sizes))
+    r.wish(r.anatomy.buffers, whole(r.anatomy.axis_sizes, axes), "whole")
+    split_kept(r, 3, axes)
+    split_data(r, axes)
+    return r
+
+
+@register("zero3")
+def zero3(task: Task) -> Found | None:
+    """The best plan that splits the batch, parameters, optimizer state and gradients."""
+    return best_of_family(task, restriction(task))
