@@ -31,6 +31,9 @@ class Bytes:
     def at(self, point: int) -> Problem:
         return Problem([t[point].copy() for t in self.tables], {}, len(self.tables), [], [1] * len(self.tables))
 
+    def held(self, choice, point):
+        return []
+
 
 def task(seed: int, limit: float | None = None, n: int = 7) -> Task:
     random = np.random.default_rng(seed)

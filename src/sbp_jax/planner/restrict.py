@@ -80,6 +80,7 @@ class Bytes(Protocol):
 
     def over_time(self, choice: Sequence[int]) -> np.ndarray: ...
     def at(self, point: int) -> Problem: ...
+    def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,9 @@ class _Footprint:
 
     def at(self, point: int) -> Problem:
         return _sliced(self.base.at(point), self.kept, self.tied)
+
+    def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
+        return self.base.held(_widened(choice, self.kept, self.tied), point)
 
 
 def narrow(problem: Problem, footprint: Bytes, restriction: Restriction) -> Narrowed:

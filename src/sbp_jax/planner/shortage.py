@@ -45,9 +45,9 @@ def too_small(limit: float, least: Least, footprint: Footprint) -> str:
 
 
 def _most(least: Least, footprint: Footprint) -> str:
-    if not hasattr(footprint, "held"):  # a search method's own tables say nothing of values
-        return ""
     held = holdings(footprint, least.solution.choice, int(least.memory.argmax()))
+    if not held:
+        return ""
     total = max(sum(h.bytes for h in held), 1.0)
     lines = [
         f"  {_size(h.bytes)} ({h.bytes / total:.0%}) {h.words}{f', {h.count} arrays' if h.count > 1 else ''}"

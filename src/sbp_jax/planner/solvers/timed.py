@@ -46,6 +46,9 @@ class _Watch:
     def at(self, point: int) -> Problem:
         return self.base.at(point)
 
+    def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
+        return self.base.held(choice, point)
+
 
 def timed_search(task: Task) -> Found | None:
     """``Search`` within the task's time and memory. ``PlanError`` where nothing that fits was found in time."""
