@@ -44,7 +44,7 @@ class CostModel:
         if not cell.flops:
             return 0.0
         values, codes = (*cell.ins, *cell.outs), (*strategy.ins, *strategy.outs)
-        moved = sum(self.local_bytes(v, c) for v, c, there in zip(values, codes, cell.in_memory, strict=True) if there)
+        moved = sum(n * self.local_bytes(v, c) for v, c, n in zip(values, codes, cell.in_memory, strict=True) if n)
         dtype = str(cell.outs[0].dtype) if cell.outs else "float32"
         seconds = self.cluster.op_seconds(cell.flops * strategy.share, moved, dtype)
         return seconds * (1.0 if self.computation_ratio is None else self.computation_ratio)

@@ -40,7 +40,8 @@ def held_values(program: Program, folded: Folded) -> list[Held]:
 
     def use(x: object, at: int) -> None:
         if isinstance(x, Value):
-            end[x.id] = max(end.get(x.id, at), at)
+            for i in folded.leaves.get(x.id, (x.id,)):  # what is fused is made again from what is not
+                end[i] = max(end.get(i, at), at)
 
     def walk(graph: Graph) -> None:
         for op in graph.ops:
