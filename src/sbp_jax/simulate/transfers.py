@@ -1,9 +1,10 @@
 """The transfers of a plan: its boxings as moves on streams, small collectives combined as XLA combines them.
 
-XLA's ``AllReduceCombiner``, ``AllGatherCombiner`` and ``ReduceScatterCombiner`` merge collectives over the same devices
-that do not depend on each other, up to a number of bytes of the merged one: 30 MiB (``kDefaultAllReduceCombineThreshold``
-and its like, openxla/xla ``xla/service/gpu/gpu_compiler.cc``; flag ``xla_gpu_all_reduce_combine_threshold_bytes``). A merged
-collective starts when the last of its parts is there, and pays the latency once.
+XLA's combiners (``AllReduceCombiner`` and the like for all-gather and reduce-scatter) merge collectives over the same
+devices that do not depend on each other, up to a number of bytes of the merged one: 30 MiB
+(``kDefaultAllReduceCombineThreshold``, openxla/xla ``xla/service/gpu/gpu_compiler.cc``; the flag is
+``xla_gpu_all_reduce_combine_threshold_bytes``). A merged collective starts when the last of its parts is there, and
+pays the latency once.
 """
 
 import math
