@@ -1,17 +1,21 @@
 """What the hardware is: devices, links, presets, and the costs that follow. Knows nothing of the rest."""
 
 import difflib
-import tomllib
+import functools
+import warnings
 from pathlib import Path
 
 from ..errors import SbpError
 from .base import Cluster as Cluster
-from .base import Device as Device
-from .base import Level as Level
-from .base import Link as Link
-from .base import device as device
+from .collectives import KINDS as KINDS
+from .device import Device as Device
+from .device import device as device
+from .levels import Level as Level
+from .levels import Link as Link
 from .presets import CPU as CPU
-from .presets import KINDS, PRESETS
+from .presets import PRESETS, preset_of
+from .toml import load as load
+from .toml import to_toml as to_toml
 
 
 def presets() -> list[str]:
@@ -41,38 +45,32 @@ def resolve(what: "str | Path | Cluster | None", type: str, is_abstract: bool = 
 
 
 def default_for(type: str, is_abstract: bool = False) -> Cluster:
-    """The cluster of this machine's devices of a type; for abstract placements a current one of that type."""
+    """The cluster of this machine's devices of a type; for abstract placements a current one of that type.
+
+    Devices that no preset describes are warned of, once: their costs are then another machine's.
+    """
     if type == "cpu":
         return CPU
     if not is_abstract:
         import jax
 
-        kind = jax.devices(type)[0].device_kind.lower()
-        for part, name in KINDS:
-            if part in kind:
-                return PRESETS[name]
-    return PRESETS["tpu-v5p" if type == "tpu" else "h100"]
+        return _of_kind(type, jax.devices(type)[0].device_kind)
+    return PRESETS[_STAND_IN.get(type, "h100")]
 
 
-def load(path: str | Path) -> Cluster:
-    """A cluster from a TOML file: ``name``, ``[device]`` with its rates, one ``[[level]]`` for each level."""
-    try:
-        data = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise SbpError(f"cannot read the cluster file {str(path)!r}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SbpError(f"{str(path)!r} is not TOML: {error}") from error
-    try:
-        d = data["device"]
-        return Cluster(
-            data["name"],
-            device(d["name"], d["flops_per_second"], d["memory_bytes"], d["memory_bytes_per_second"]),
-            tuple(
-                Level(v["name"], v.get("devices"), v["bytes_per_second"], v["latency_seconds"]) for v in data["level"]
-            ),
-            data.get("matmul_efficiency", 1.0),
-            data.get("memory_efficiency", 1.0),
-            data.get("op_seconds_floor", 0.0),
+_STAND_IN = {"tpu": "tpu-v5p"}
+
+
+@functools.lru_cache(maxsize=64)
+def _of_kind(type: str, kind: str) -> Cluster:
+    found = preset_of(kind)
+    if found is None:
+        found = PRESETS[_STAND_IN.get(type, "h100")]
+        warnings.warn(
+            f"no cluster describes {kind!r} devices: costs are taken for {found.name}, so plans may be poor ones for "
+            f"this machine. `sbp-jax calibrate -o mine.toml` measures it; then "
+            f"config=sbp.AutoParallelConfig(cluster='mine.toml'). Or name a preset: {', '.join(presets())}",
+            UserWarning,
+            stacklevel=2,
         )
-    except (KeyError, TypeError) as error:
-        raise SbpError(f"{str(path)!r} lacks or misspells {error} of a cluster description") from error
+    return found

@@ -19,6 +19,7 @@ The other library, "generic", has one protocol and takes the better of a ring an
 log2 p steps a pass: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ _TREE_BANDWIDTH = 0.92  # of a ring's: ``tuning.cc``, "Various model refinements
 _PAIRS_AT_A_TIME = 8
 
 Term = tuple[float, float]
-"""Seconds for each byte that a device sends, and seconds however few."""
+"""Bytes per second that a device sends, and seconds however few."""
 
 
 Terms = tuple[tuple[Term, ...], ...]
@@ -57,13 +58,11 @@ def seconds(terms: Terms, sent_bytes: float) -> float:
     """The slowest group's time, each with its best algorithm; 0 where there are none, for groups of one device."""
     slowest = 0.0
     for ways in terms:
-        slowest = max(slowest, min([sent_bytes * a + b for a, b in ways]))
+        slowest = max(slowest, min([sent_bytes / rate + fixed for rate, fixed in ways]))
     return slowest
 
 
-def terms(
-    levels: tuple[Level, ...], library: str, kind: str, mesh: tuple[int, ...], axes: tuple[int, ...]
-) -> Terms:
+def terms(levels: tuple[Level, ...], library: str, kind: str, mesh: tuple[int, ...], axes: tuple[int, ...]) -> Terms:
     """What ``seconds`` needs of a collective: all but its bytes."""
     if math.prod(mesh[a] for a in axes) <= 1:
         return ()
@@ -93,26 +92,26 @@ def _algorithms(levels: tuple[Level, ...], library: str, kind: str, way: tuple[S
         )  # fmt: skip
         for x in protocols:
             fixed = outermost.startup_seconds * x.startup + steps * outermost.latency_seconds * x.latency
-            yield 1 / (rate * x.bandwidth), fixed
+            yield rate * x.bandwidth, fixed
         return
     passes, rate = 2 if kind == "all_reduce" else 1, _ring_rate(levels, way)
     ring = passes * sum(n * v.latency_seconds for v, n in zip(levels, _crossings(way), strict=False))
     for x in protocols:
         startup = outermost.startup_seconds * x.startup
-        yield 1 / (rate * x.bandwidth), startup + ring * x.latency
+        yield rate * x.bandwidth, startup + ring * x.latency
         if kind == "all_reduce" and library == "nccl":
             # A device sends its whole tensor up and down the tree, a ring's (p-1)/p of it twice.
-            tree = p / (p - 1) / (_TREE_BANDWIDTH * rate * x.bandwidth)
+            tree = (p - 1) / p * _TREE_BANDWIDTH * rate * x.bandwidth
             yield tree, startup + _tree_latency(levels, way) * x.latency
     if library == "generic":
         halving = passes * math.ceil(math.log2(p)) * outermost.latency_seconds
-        yield 1 / rate, outermost.startup_seconds + halving
+        yield rate, outermost.startup_seconds + halving
 
 
 def _crossings(way: tuple[Span, ...]) -> list[int]:
     """Of the p-1 steps of one pass of a ring, how many cross each level."""
     units = [way[-1].members, *(s.units for s in way)]
-    return [inner - outer for inner, outer in zip(units, units[1:], strict=False)]
+    return [inner - outer for inner, outer in itertools.pairwise(units)]
 
 
 def _tree_latency(levels: tuple[Level, ...], way: tuple[Span, ...]) -> float:

@@ -1,6 +1,7 @@
 """Levels of links between devices, and where the groups of a mesh lie in them."""
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def check_levels(levels: Sequence[Level]) -> None:
         )
     if levels[0].uplinks is not None:
         raise SbpError(f"level {levels[0].name!r}: `uplinks` lead out of the level inside, and there is none")
-    for inner, outer in zip(levels, levels[1:], strict=False):
+    for inner, outer in itertools.pairwise(levels):
         if inner.devices is None or (outer.devices is not None and outer.devices % inner.devices):
             raise SbpError(
                 f"levels go from the inside out: {outer.name!r} (devices = {outer.devices}) is not made of whole "

@@ -1,4 +1,4 @@
-"""Clusters as TOML: written so that reading gives the same cluster back, read so that every mistake is named at once."""
+"""Clusters as TOML: written so that reading gives the same cluster back; read so that all mistakes are named."""
 
 import dataclasses
 import json
@@ -74,7 +74,7 @@ def parse(text: str) -> Cluster:
             faults += _faults(f"[[level]] {level.get('name', i + 1)!r}", level, Level)
     elif levels is not None:
         faults.append("each level must be a [[level]] table")
-    if faults:
+    if faults or not isinstance(device, Mapping) or not isinstance(levels, list):
         raise SbpError("; ".join(faults))
     fields = {k: v for k, v in data.items() if k not in ("device", "level")}
     if "overlaps" in fields:
@@ -92,7 +92,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _faults(where: str, data: Mapping[str, Any], kind: type, renamed: Mapping[str, str] = {}) -> list[str]:  # noqa: B006
+def _faults(where: str, data: Mapping[str, Any], kind: type, renamed: Mapping[str, str] = {}) -> list[str]:
     """What is wrong with a table's keys and with the types of its values."""
     fields = {renamed.get(f.name, f.name): f for f in dataclasses.fields(kind)}
     needed = [n for n, f in fields.items() if f.default is _REQUIRED and n != "devices"]

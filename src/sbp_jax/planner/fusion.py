@@ -58,8 +58,11 @@ def fusion(program: Program, factors: Sequence[Factors], cell_of: Mapping[int, i
 class _Fuser:
     def __init__(self, program: Program, factors: Sequence[Factors], cell_of: Mapping[int, int]) -> None:
         self.program, self.cell_of = program, cell_of
-        self.consumers = program.consumers()
-        self.maker = {v.id: op for op in program.nodes for v in op.outs}
+        self.operands = [list({x.id: x for x in op.ins if isinstance(x, Value)}.values()) for op in program.nodes]
+        self.users: dict[int, list[Op]] = {}
+        for op, values in zip(program.nodes, self.operands, strict=True):
+            for x in values:
+                self.users.setdefault(x.id, []).append(op)
         self.movable = [
             op.primitive is not None and (op.name in _SHAPES or op.name in _REDUCTIONS or is_pointwise(op, f))
             for op, f in zip(program.nodes, factors, strict=True)
@@ -67,6 +70,7 @@ class _Fuser:
         self.passes = self._passes()
         self.fused: set[int] = set()
         self.needed: dict[int, frozenset[_Pass]] = {}
+        self.asked: dict[int, frozenset[_Pass]] = {}
 
     def _passes(self) -> list[_Pass]:
         """By node, the pass it would be part of."""
@@ -74,7 +78,7 @@ class _Fuser:
         deepest = 0
         found: list[_Pass] = []
         for op, movable in zip(self.program.nodes, self.movable, strict=True):
-            here = max((depth.get(x.id, 0) for x in op.ins if isinstance(x, Value)), default=0)
+            here = max([0, *(depth.get(x.id, 0) for x in self.operands[op.index])])
             if op.primitive is None and op.ins:  # a boundary: nothing crosses it
                 here = deepest
             kind = _reduced(op) if op.name in _REDUCTIONS else ""
@@ -86,39 +90,44 @@ class _Fuser:
 
     def direct_bytes(self) -> dict[int, int]:
         """By value, the bytes of its maker's operands."""
-        return {
-            v.id: sum(x.size_bytes for x in {x.id: x for x in op.ins if isinstance(x, Value)}.values())
-            for op in self.program.nodes
-            for v in op.outs
-        }
+        return self._bytes({})
 
     def leaf_bytes(self) -> dict[int, int]:
         """By value, the bytes of the values in memory that it is made from."""
-        leaves = self.leaves()
+        return self._bytes(self.leaves())
+
+    def _bytes(self, leaves: Mapping[int, frozenset[int]]) -> dict[int, int]:
         size = {v.id: v.size_bytes for op in self.program.nodes for v in op.outs}
-        return {
-            v.id: sum(size[i] for i in frozenset().union(*(leaves.get(x.id, {x.id}) for x in _values(op))))
-            for op in self.program.nodes
-            for v in op.outs
-        }
+        result: dict[int, int] = {}
+        for op, values in zip(self.program.nodes, self.operands, strict=True):
+            if self.movable[op.index]:
+                total = sum([size[i] for i in self._sources(values, leaves)])
+                result.update((v.id, total) for v in op.outs)
+        return result
+
+    def _sources(self, values: Sequence[Value], leaves: Mapping[int, frozenset[int]]) -> frozenset[int]:
+        if len(values) == 1:
+            return leaves.get(values[0].id) or frozenset((values[0].id,))
+        return frozenset().union(*(leaves.get(x.id, (x.id,)) for x in values))
 
     def leaves(self) -> dict[int, frozenset[int]]:
         """By fused value, the values in memory it is made from."""
         found: dict[int, frozenset[int]] = {}
-        for op in self.program.nodes:
+        for op, values in zip(self.program.nodes, self.operands, strict=True):
             for v in op.outs:
                 if v.id in self.fused:
-                    found[v.id] = frozenset().union(*(found.get(x.id, {x.id}) for x in _values(op)))
+                    found[v.id] = self._sources(values, found)
         return found
 
     def decide(self, made_from_bytes: Mapping[int, int]) -> None:
         """Last op first, whether each value is fused, and in which passes it is needed."""
-        self.fused, self.needed = set(), {}
+        self.fused, self.needed, self.asked = set(), {}, {}
         for op in reversed(self.program.nodes):
-            own = self.passes[op.index]
             for v in op.outs:
-                users = [u for u, _ in self.consumers.get(v.id, ())]
-                passes = frozenset().union(*(self._asks(u) for u in users)) if users else frozenset()
+                users = self.users.get(v.id, [])
+                passes = self.asked[users[0].index] if users else frozenset()
+                if len(users) > 1:
+                    passes = passes.union(*(self.asked[u.index] for u in users))
                 self.needed[v.id] = passes
                 # A reduction's result is small, and may take a pass to make.
                 if not self.movable[op.index] or op.name in _REDUCTIONS or not users:
@@ -127,9 +136,10 @@ class _Fuser:
                     continue
                 made_from = made_from_bytes[v.id]
                 again = len(passes) * made_from
-                kept = made_from + v.size_bytes * (1 + len(passes - {own}))
+                kept = made_from + v.size_bytes * (1 + len(passes - {self.passes[op.index]}))
                 if len(passes) == 1 or again < kept:
                     self.fused.add(v.id)
+            self.asked[op.index] = self._asks(op)
 
     def _takes(self, user: Op) -> bool:
         """Whether an operand of ``user`` may stay out of memory; a change of shape is no kernel by itself."""
@@ -142,8 +152,8 @@ class _Fuser:
         if not self.movable[user.index]:
             return frozenset({(-1 - user.index, 0.0, "")})  # a kernel of its own
         inside = [self.needed[v.id] for v in user.outs if v.id in self.fused]
-        outside = {self.passes[user.index]} if len(inside) < len(user.outs) else frozenset()
-        return frozenset(outside).union(*inside)
+        own = frozenset((self.passes[user.index],)) if len(inside) < len(user.outs) else frozenset()
+        return own.union(*inside) if inside else own
 
     def result(self) -> Fusion:
         """Each pass that reads a value is charged to the first cell in it."""
@@ -153,15 +163,13 @@ class _Fuser:
             cell = self.cell_of.get(op.index)
             if cell is None:
                 continue
-            for x in _values(op):
-                fresh = {(x.id, p) for p in self._asks(op)} - claimed if x.id not in self.fused else set()
+            for x in self.operands[op.index]:
+                if x.id in self.fused:
+                    continue
+                fresh = {(x.id, p) for p in self.asked[op.index]} - claimed
                 claimed |= fresh
                 found.reads[cell, x.id] = found.reads.get((cell, x.id), 0) + len(fresh)
         return found
-
-
-def _values(op: Op) -> list[Value]:
-    return list({x.id: x for x in op.ins if isinstance(x, Value)}.values())
 
 
 def _reduced(op: Op) -> str:

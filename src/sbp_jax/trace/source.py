@@ -1,5 +1,6 @@
 """From an equation to the line of the user's code that caused it."""
 
+import functools
 import os
 import sysconfig
 from typing import Any
@@ -9,6 +10,7 @@ _LIBRARIES = tuple(os.sep + name + os.sep for name in ("jax", "jaxlib", "flax", 
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
+@functools.cache
 def is_user(path: str) -> bool:
     """Whether a file is the user's: outside JAX, Flax, Optax, the standard library and this library."""
     if path.startswith((_OWN, "<")) or any(part in path for part in _LIBRARIES):

@@ -1,0 +1,157 @@
+"""The command line, ``sbp-jax``. A subcommand is one function, registered with its help; see ``calibrate``.
+
+Exit codes: 0 when done, 2 for wrong usage or any ``SbpError``, whose message goes to stderr without a traceback, 130
+when interrupted.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .cluster import Cluster, presets, to_toml
+from .errors import SbpError
+
+Run = Callable[[argparse.Namespace], None]
+_COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], Run]]] = {}
+
+
+def command(name: str, help: str, examples: str = "") -> Callable[..., Any]:
+    """Register a subcommand: a function that adds its arguments to a parser and returns what runs them."""
+
+    def add(build: Callable[[argparse.ArgumentParser], Run]) -> Callable[[argparse.ArgumentParser], Run]:
+        _COMMANDS[name] = (help, examples, build)
+        return build
+
+    return add
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (None: this process's own) and give its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sbp-jax",
+        description="SBP signatures for JAX: tools for machines and plans.",
+        epilog="`sbp-jax COMMAND --help` says more of each.",
+    )
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (help, examples, build) in _COMMANDS.items():
+        sub = subparsers.add_parser(
+            name, help=help, description=build.__doc__, epilog=examples and f"examples:\n{examples}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        sub.set_defaults(run=build(sub))
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has printed its message, or the help asked for
+        return stop.code if isinstance(stop.code, int) else 2
+    try:
+        args.run(args)
+    except SbpError as error:
+        print(f"sbp-jax: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+@command(
+    "calibrate",
+    "measure this machine and write its cluster file",
+    "  sbp-jax calibrate -o mine.toml                  then: sbp.AutoParallelConfig(cluster='mine.toml')\n"
+    "  sbp-jax calibrate --devices 8                   on 8 devices, on a host without accelerators simulated ones\n"
+    "  sbp-jax calibrate --json > measured.json        everything that was measured\n"
+    "On several machines start it in every process of the job: --coordinator, --processes and --process as in\n"
+    "jax.distributed.initialize (or none of them where JAX finds them by itself, with --distributed).",
+)
+def calibrate(parser: argparse.ArgumentParser) -> Run:
+    """Measure this machine: matrix products, memory, the smallest op and collectives.
+
+    All devices of the process are measured at once, in less than two minutes. With several processes the links between
+    them are measured too; process 0 writes the file.
+    """
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the cluster here, as TOML (default: print it)")
+    parser.add_argument("--name", help="the cluster's name (default: the file's, else 'measured')")
+    parser.add_argument("--devices", type=int, metavar="N", help="measure only N devices (default: all there are)")
+    parser.add_argument("--json", action="store_true", help="print the cluster and all measurements as JSON")
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    parser.add_argument("--distributed", action="store_true", help="join the other processes of this job first")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0 (implies --distributed)")
+    parser.add_argument("--processes", type=int, metavar="N", help="how many processes there are")
+    parser.add_argument("--process", type=int, metavar="I", help="which of them this is")
+    return _calibrate
+
+
+def _calibrate(args: argparse.Namespace) -> None:
+    output = None if args.output is None else Path(args.output)
+    name = args.name or (output.stem if output else "measured")
+    if name in presets():
+        raise SbpError(f"{name!r} is the name of a preset, which would be found instead of a file: give another --name")
+    _check_output(output, args.force)
+    import jax
+
+    if args.distributed or args.coordinator:
+        jax.distributed.initialize(args.coordinator, args.processes, args.process)
+    elif args.devices:
+        _simulate(args.devices)
+    from .cluster.calibrate import calibrate as measure
+
+    first = jax.process_index() == 0
+
+    def say(text: str) -> None:
+        if first:
+            print(text, file=sys.stderr)
+
+    found = measure(name, args.devices, progress=lambda what: say(f"measuring {what} ..."))
+    if not first:
+        return
+    devices = jax.device_count() if jax.process_count() > 1 else args.devices or jax.local_device_count()
+    header = [f"Measured by `sbp-jax calibrate` on {devices} x {found.cluster.device.name}, jax {jax.__version__}."]
+    header += [f"Collectives fit within {found.worst_error:.0%}.", *found.notes]
+    text = to_toml(found.cluster, "\n".join(header))
+    if args.json:
+        measured = [dataclasses.asdict(m) for m in found.measurements]
+        print(json.dumps({"cluster": _plain(found.cluster), "measurements": measured, "notes": header}, indent=2))
+    else:
+        for m in found.measurements:
+            say(str(m))
+        for line in header:
+            say(line)
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
+        say(f"wrote {output}; use it as sbp.AutoParallelConfig(cluster={str(output)!r})")
+    elif not args.json:
+        print(text, end="")
+
+
+def _check_output(output: Path | None, force: bool) -> None:
+    """Before minutes are spent on measuring."""
+    if output is None:
+        return
+    if output.suffix != ".toml":
+        raise SbpError(f"--output {str(output)!r}: clusters are found by names that end in .toml")
+    if output.exists() and not force:
+        raise SbpError(f"--output {str(output)!r} exists: --force overwrites it")
+    if not output.absolute().parent.is_dir():
+        raise SbpError(f"--output {str(output)!r}: there is no folder {str(output.absolute().parent)!r}")
+
+
+def _simulate(devices: int) -> None:
+    """Where the platform is a host's, as many simulated devices as asked for; the number can no longer change later."""
+    import jax
+
+    if (os.environ.get("JAX_PLATFORMS") or "cpu") == "cpu":
+        try:
+            jax.config.update("jax_num_cpu_devices", devices)
+        except RuntimeError:  # JAX runs already: what there is must do
+            return
+
+
+def _plain(cluster: Cluster) -> dict[str, Any]:
+    found = dataclasses.asdict(cluster)
+    found["overlaps"] = sorted(cluster.overlaps)
+    found["device"]["flops_per_second"] = dict(cluster.device.flops_per_second)
+    return found
