@@ -121,7 +121,9 @@ class _Fuser:
 
     def decide(self, made_from_bytes: Mapping[int, int]) -> None:
         """Last op first, whether each value is fused, and in which passes it is needed."""
-        self.fused, self.needed, self.asked = set(), {}, {}
+        self.fused, self.needed = set(), {}
+        # A loop's boundary reads what its body makes further down: those are known beforehand.
+        self.asked = {op.index: self._asks(op) for op in self.program.nodes if not self.movable[op.index]}
         for op in reversed(self.program.nodes):
             for v in op.outs:
                 users = self.users.get(v.id, [])
@@ -139,7 +141,8 @@ class _Fuser:
                 kept = made_from + v.size_bytes * (1 + len(passes - {self.passes[op.index]}))
                 if len(passes) == 1 or again < kept:
                     self.fused.add(v.id)
-            self.asked[op.index] = self._asks(op)
+            if self.movable[op.index]:
+                self.asked[op.index] = self._asks(op)
 
     def _takes(self, user: Op) -> bool:
         """Whether an operand of ``user`` may stay out of memory; a change of shape is no kernel by itself."""
