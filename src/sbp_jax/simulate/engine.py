@@ -5,6 +5,8 @@ it waits. Kinds that do not run beside compute (``Cluster.overlaps``), and copie
 stream. XLA's latency-hiding scheduler moves independent compute between start and end; here that is left to the
 program's order, which keeps most of it: gradients are reduced while the backward pass goes on.
 
+Compute is slower while a collective runs beside it, by ``Cluster.overlap_slowdown``.
+
 A loop's iterations do not overlap: what starts in a body ends in it, as in XLA's while loops (unless it pipelines
 their collectives, which is off by default). So one iteration is simulated, and its time multiplied. A transfer that
 began before a loop runs on through it, unless the body itself uses that level of links.
@@ -79,7 +81,7 @@ def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation
             f"the plan of {plan.function} was made for cluster {plan.cluster!r}, which is not a preset: pass it, "
             "simulate(plan, cluster=...)"
         ) from error
-    run = _Runner(plan.timeline, transfers(plan, hardware))
+    run = _Runner(plan.timeline, transfers(plan, hardware), hardware.overlap_slowdown)
     whole = run.scope(-1)
     levels = {level: seconds for level, seconds in whole.busy.items() if level != COMPUTE}
     return Simulation(
@@ -91,8 +93,8 @@ def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation
 class _Runner:
     """Simulates one scope after the other: the step, a loop's body."""
 
-    def __init__(self, timeline: Timeline, by_loop: Mapping[int, list[Transfer]]) -> None:
-        self.timeline, self.transfers = timeline, by_loop
+    def __init__(self, timeline: Timeline, by_loop: Mapping[int, list[Transfer]], slowdown: float) -> None:
+        self.timeline, self.transfers, self.slowdown = timeline, by_loop, slowdown
         self.children: dict[int, list[tuple[int, Loop]]] = {}
         for index, loop in enumerate(timeline.loops):
             self.children.setdefault(loop.parent, []).append((index, loop))
@@ -158,9 +160,13 @@ class _Pass:
     def _compute(self, cost: int) -> None:
         c = self.runner.timeline.costs[cost]
         name, _, where = c.label.partition(" ")
-        self.span.add(Event(name, COMPUTE, self.clock, c.seconds, where, flops=c.flops))
+        # Meanwhile a collective takes units and memory bandwidth: compute is that much slower as long as both run.
+        slowdown = self.runner.slowdown
+        beside = min(c.seconds * (1 + slowdown), max(0.0, max(self.free.values(), default=0.0) - self.clock))
+        seconds = c.seconds + beside * slowdown / (1 + slowdown)
+        self.span.add(Event(name, COMPUTE, self.clock, seconds, where, flops=c.flops))
         self.span.flops += c.flops
-        self.clock += c.seconds
+        self.clock += seconds
 
     def _loop(self, index: int, loop: Loop) -> None:
         body = self.runner.scope(index)
