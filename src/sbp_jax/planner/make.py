@@ -26,7 +26,7 @@ from .search import Found
 from .solvers import Task
 from .solvers import lookup as lookup_solver
 from .still import still
-from .timeline import Positions, timeline
+from .timeline import Positions, kernel_seconds, timeline
 
 # What the pins leave of an op's strategies.
 Allowed = Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]
@@ -217,7 +217,9 @@ def spell_out(
         complete.append(known[key])
     table, nodes = _tabulate(complete)
     positions = Positions(program)
-    boxings = list(_boxings(program, folded, complete, hubs, request, model, positions))
+    seconds = kernel_seconds(folded, groups, chosen, model)
+    light = {k for k, x in enumerate(seconds) if x <= request.cluster.op_seconds_floor}
+    boxings = list(_boxings(program, folded, complete, hubs, request, model, positions, light))
     compute = sum(c.times * model.compute_seconds(c, chosen[c.index]) for c in folded.cells)
     moved = sum(b.seconds * b.times for b in boxings)
     codes = {
@@ -248,7 +250,7 @@ def spell_out(
         solver="",
         planning_seconds=0.0,
         unruled=_unruled(program),
-        timeline=timeline(program, folded, groups, chosen, model, positions, memory),
+        timeline=timeline(folded, chosen, seconds, positions, memory),
     )
 
 
@@ -282,7 +284,7 @@ def _unruled(program: Program) -> list[tuple[str, str]]:
 
 def _boxings(
     program: Program, folded: Folded, complete: Sequence[Strategy | None], hubs: dict[int, Code], request: Request,
-    model: CostModel, positions: Positions,
+    model: CostModel, positions: Positions, light: set[int],
 ) -> Iterator[Boxing]:  # fmt: skip
     """For each value, how every signature its consumers need comes about."""
     needs: dict[int, dict[Code, Op]] = {}
@@ -292,7 +294,20 @@ def _boxings(
         for x, code in zip(op.ins, way.ins, strict=True) if way is not None else ():
             if isinstance(x, Value) and x.id not in folded.free:
                 needs.setdefault(x.id, {}).setdefault(code, op)
-                at = positions.needed(op, x.id)
+    boxed = {
+        v.id
+        for op in program.nodes
+        if (way := complete[op.index]) is not None
+        for v, made in zip(op.outs, way.outs, strict=True)
+        if any(c != made for c in needs.get(v.id, ()))
+    }
+    awaited = positions.awaited(program, folded, boxed, light)
+    for op in program.nodes if boxed else ():
+        way = complete[op.index]
+        for x, code in zip(op.ins, way.ins, strict=True) if way is not None else ():
+            if isinstance(x, Value) and x.id in boxed:
+                at = awaited.get(op.index, -1)
+                at = positions.needed(op, x.id) if at < 0 else at
                 first[x.id, code] = min(first.get((x.id, code), at), at)
     names = request.placement.axis_names
     count = 0

@@ -1,13 +1,13 @@
 """When things happen: the positions of values in loops, the nodes that cost time, the bytes held, as plan data."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..rules.widen import Strategy
 from ..timeline import Cost, Loop, Timeline
-from ..trace import Graph, Op, Program, Structured, user_line
+from ..trace import Graph, Op, Program, Structured, Value, user_line
 from .cells import Cell, Folded
 from .cost import CostModel
 
@@ -53,6 +53,29 @@ class Positions:
             return op.index
         return place.last + 1 if value in place.inner else place.first
 
+    def awaited(self, program: Program, folded: Folded, boxed: Collection[int], light: set[int]) -> dict[int, int]:
+        """By node that makes nobody wait, before which node its operands are needed: its readers' first.
+
+        These are changes of shape, what is fused into its readers, and the smallest kernels (cells in ``light``),
+        which a scheduler puts off. Where results are ``boxed``, operands are needed at once.
+        """
+        readers: dict[int, int] = {}
+        found: dict[int, int] = {}
+        for op in reversed(program.nodes):
+            cell = folded.cell_of.get(op.index)
+            is_kernel = cell is None or op.primitive is None or cell not in light
+            passes = op.outs and all(
+                v.id not in boxed and v.id in readers and (not is_kernel or v.id in folded.fused) for v in op.outs
+            )
+            if passes and op.index not in self._place:
+                found[op.index] = min(readers[v.id] for v in op.outs)
+            for x in op.ins:
+                if isinstance(x, Value):
+                    at = found.get(op.index, -1)
+                    at = self.needed(op, x.id) if at < 0 else at
+                    readers[x.id] = min(readers.get(x.id, at), at)
+        return found
+
     def _own(self, values: Sequence[object], loop: int) -> None:
         for v in values:
             self._loop_of.setdefault(v.id, loop)  # pyright: ignore[reportAttributeAccessIssue]
@@ -86,25 +109,31 @@ class Positions:
             self._walk(body, within)
 
 
-def timeline(
-    program: Program, folded: Folded, groups: Sequence[int], chosen: Sequence[Strategy], model: CostModel,
-    positions: Positions, memory: np.ndarray,
-) -> Timeline:  # fmt: skip
-    """The timeline of chosen strategies. Seconds are the hardware's, whatever ratio the search weighed them by."""
+def kernel_seconds(
+    folded: Folded, groups: Sequence[int], chosen: Sequence[Strategy], model: CostModel
+) -> list[float]:  # fmt: skip
+    """By cell, what one run takes on the hardware, whatever ratio the search weighed it by."""
     model = replace(model, computation_ratio=None)
     by_group: dict[int, float] = {}
+    for cell, group in zip(folded.cells, groups, strict=True):
+        if group not in by_group:
+            by_group[group] = model.compute_seconds(cell, chosen[cell.index])
+    return [by_group[group] for group in groups]
+
+
+def timeline(
+    folded: Folded, chosen: Sequence[Strategy], seconds: Sequence[float], positions: Positions, memory: np.ndarray,
+) -> Timeline:  # fmt: skip
+    """The timeline of chosen strategies that take ``seconds``, by cell; ``memory`` is the bytes held at each node."""
     costs: dict[Cost, int] = {}
     lines: dict[int, str] = {}
     runs: list[tuple[int, int]] = []
     for cell in folded.cells:
-        if not cell.flops:
+        if not seconds[cell.index] or cell.ops[0].name == "sbp.input":
             continue
         way = chosen[cell.index]
-        if groups[cell.index] not in by_group:
-            by_group[groups[cell.index]] = model.compute_seconds(cell, way)
-        cost = Cost(_label(cell, lines), by_group[groups[cell.index]], cell.flops * way.share)
-        if cost.seconds:
-            runs.append((cell.ops[0].index, costs.setdefault(cost, len(costs))))
+        cost = Cost(_label(cell, lines), seconds[cell.index], cell.flops * way.share)
+        runs.append((cell.ops[0].index, costs.setdefault(cost, len(costs))))
     steps = np.flatnonzero(np.diff(memory, prepend=-1.0))
     return Timeline(
         tuple(costs), tuple(sorted(runs)), tuple(positions.loops), tuple((int(k), float(memory[k])) for k in steps)
