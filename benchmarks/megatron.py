@@ -86,13 +86,13 @@ def simulated(row: Row, is_free: bool) -> tuple[sbp.Plan, sbp.Simulation]:
     """Megatron's strategy for a row (``is_free``: the planner's own), planned from shapes, and its step."""
     where = sbp.placement.abstract((row.data, row.tensor), axis_names=("dp", "tp"), cluster="a100-80")
 
-    def whole(x: jax.Array) -> jax.Array:
+    def whole(x: jax.Array) -> Any:
         return sbp.to_global(x, "S(0), B", placement=where, grad_sbp="S(0), B")
 
     case = gpt.build(
         layers=row.layers, hidden=row.hidden, heads=row.heads, seq=SEQ, vocab=VOCAB, batch=row.data * row.micro_batch,
         dropout=0.1, dtype="bfloat16", half_parameters=True, remat="all", scan_layers=True,
-        grad_accumulation=row.batch // (row.data * row.micro_batch), **({} if is_free else {"constrain": whole}),
+        grad_accumulation=row.batch // (row.data * row.micro_batch), constrain=(lambda x: x) if is_free else whole,
     )  # fmt: skip
     state = case.abstract_state()
     batch = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, case.batch(0)))

@@ -11,9 +11,9 @@ import sbp_jax as sbp
 from sbp_jax.simulate import Simulation
 
 
-def planned(mesh: tuple[int, ...] = (2, 4), cluster: str = "a100-80", **options: object) -> sbp.Plan:
+def planned(mesh: tuple[int, ...] = (2, 4), **options: object) -> sbp.Plan:
     case = gpt.build("tiny", **options)
-    where = sbp.placement.abstract(mesh, axis_names=("dp", "tp")[: len(mesh)], cluster=cluster)
+    where = sbp.placement.abstract(mesh, axis_names=("dp", "tp")[: len(mesh)], cluster="a100-80")
     return sbp.plan(case.step, case.abstract_state(), case.batch(0), placement=where, donate_argnums=0)
 
 

@@ -2,7 +2,7 @@
 
 XLA's combiners (``AllReduceCombiner`` and the like for all-gather and reduce-scatter) merge collectives over the same
 devices that do not depend on each other, up to a number of bytes of the merged one: 30 MiB
-(``kDefaultAllReduceCombineThreshold``, openxla/xla ``xla/service/gpu/gpu_compiler.cc``; the flag is
+(``kDefaultAllReduceCombineThreshold``, openxla/xla ``xla/service/collective_utils.h``; the flag is
 ``xla_gpu_all_reduce_combine_threshold_bytes``). A merged collective starts when the last of its parts is there, and
 pays the latency once.
 """
