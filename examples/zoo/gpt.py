@@ -5,11 +5,14 @@ Pre-norm blocks, learned positions, causal attention, GELU, AdamW after clipping
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from .common import Case, Tree, adamw, apply_optimizer, configure, cross_entropy, dropout, normal
 
@@ -18,6 +21,10 @@ from .common import Case, Tree, adamw, apply_optimizer, configure, cross_entropy
 class GptConfig:
     """A GPT and its training. ``dtype`` is the compute dtype; parameters are float32.
 
+    With ``half_parameters`` parameters and gradients are of ``dtype`` too, and the optimizer's state holds float32
+    copies that it updates (mixed precision, arXiv:1710.03740). ``constrain`` is applied to activations (batch, seq,
+    hidden) that go into a column-parallel product and come out of a row-parallel one: it may pin how they are split.
+    ``remat`` "all" recomputes a block to its last product, as frameworks without dead-code elimination do.
     ``batch`` counts the sequences of one micro-batch; with ``grad_accumulation`` n > 1 the arrays of a
     batch are (n, batch, seq) and their gradients are summed in a scan. ``fused_qkv`` makes one matrix
     (hidden, 3 hidden) of the three.
@@ -33,8 +40,10 @@ class GptConfig:
     dtype: str = "float32"
     tied: bool = True
     fused_qkv: bool = False
-    remat: bool = False
+    remat: bool | str = False
     scan_layers: bool = False
+    half_parameters: bool = False
+    constrain: Callable[[jax.Array], jax.Array] = lambda x: x
     grad_accumulation: int = 1
     learning_rate: float = 3e-3
 
@@ -121,16 +130,30 @@ def attention(config: GptConfig, x: jax.Array, p: Tree, key: jax.Array | None) -
     causal = jnp.tril(jnp.ones((s, s), bool))
     weights = jax.nn.softmax(jnp.where(causal, scores, -1e30), axis=-1).astype(x.dtype)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", dropout(weights, config.dropout, key), v)
-    return mixed.reshape(b, s, h) @ p["w_o"] + p["b_o"]
+    return config.constrain(mixed.reshape(b, s, h) @ p["w_o"]) + p["b_o"]
 
 
 def block(config: GptConfig, x: jax.Array, p: Tree, key: jax.Array | None) -> jax.Array:
     """One pre-norm block; x and the result are (batch, seq, hidden)."""
     keys = (None,) * 3 if key is None else jax.random.split(key, 3)
     p = jax.tree.map(lambda leaf: leaf.astype(config.dtype), p)
-    x = x + dropout(attention(config, layer_norm(x, p["norm_attention"]), p, keys[0]), config.dropout, keys[1])
-    middle = jax.nn.gelu(layer_norm(x, p["norm_mlp"]) @ p["w_in"] + p["b_in"])
-    return x + dropout(middle @ p["w_out"] + p["b_out"], config.dropout, keys[2])
+    mixed = attention(config, config.constrain(layer_norm(x, p["norm_attention"])), p, keys[0])
+    x = x + dropout(mixed, config.dropout, keys[1])
+    middle = jax.nn.gelu(config.constrain(layer_norm(x, p["norm_mlp"])) @ p["w_in"] + p["b_in"])
+    return x + dropout(config.constrain(middle @ p["w_out"]) + p["b_out"], config.dropout, keys[2])
+
+
+def recompute_all(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """``function`` of (x, parameters, key), computed again in the backward pass, its result included."""
+
+    def backward(saved: tuple[jax.Array, Tree, Any], cotangent: jax.Array) -> tuple[jax.Array, Tree, None]:
+        x, p, key = jax.lax.optimization_barrier(saved)  # else the first run's values would be taken
+        y, pull = jax.vjp(lambda x, p: function(x, p, key), x, p)
+        return (*pull(cotangent + 0 * y), None)
+
+    run = jax.custom_vjp(function)
+    run.defvjp(lambda x, p, key: (function(x, p, key), (x, p, key)), backward)
+    return run
 
 
 def forward(config: GptConfig, params: Tree, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
@@ -142,14 +165,14 @@ def forward(config: GptConfig, params: Tree, tokens: jax.Array, key: jax.Array |
         x = dropout(x, config.dropout, keys[-1])
     one_block = functools.partial(block, config)
     if config.remat:
-        one_block = jax.checkpoint(one_block)
+        one_block = recompute_all(one_block) if config.remat == "all" else jax.checkpoint(one_block)
     if config.scan_layers:
         layer_keys = None if keys is None else keys[:-1]
         x, _ = jax.lax.scan(lambda h, xs: (one_block(h, xs[0], xs[1]), None), x, (params["blocks"], layer_keys))
     else:
         for i, p in enumerate(params["blocks"]):
             x = one_block(x, p, None if keys is None else keys[i])
-    x = layer_norm(x, params["norm"])
+    x = config.constrain(layer_norm(x, params["norm"]))
     if config.tied:
         return jnp.einsum("bsh,vh->bsv", x, params["embed"]["tokens"].astype(config.dtype))
     return x @ params["head"].astype(config.dtype)
@@ -169,8 +192,11 @@ def build(size: str = "tiny", **overrides: object) -> Case:
 
     def init() -> Tree:
         params = init_params(config, jax.random.key(0))
+        narrow = jax.tree.map(lambda leaf: leaf.astype(config.dtype), params)
+        copies = {"copies": params} if config.half_parameters else {}
         return {
-            "params": params,
+            "params": narrow if config.half_parameters else params,
+            **copies,
             "opt_state": tx.init(params),
             "rng": jax.random.key(1),
             "step": jnp.zeros((), jnp.int32),
@@ -187,6 +213,8 @@ def build(size: str = "tiny", **overrides: object) -> Case:
     def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
         key = jax.random.fold_in(state["rng"], state["step"])
         loss, grads = (accumulate if accumulation > 1 else value_and_grad)(state["params"], batch, key)
+        if config.half_parameters:
+            return apply_to_copies(tx, state, grads, step=state["step"] + 1), loss
         return apply_optimizer(tx, state, grads, step=state["step"] + 1), loss
 
     def batch(seed: int) -> Tree:
@@ -194,6 +222,15 @@ def build(size: str = "tiny", **overrides: object) -> Case:
         return counting_text(seed, (*leading, config.seq), config.vocab)
 
     return Case("gpt", init, step, batch, config.layers, "adamw+clip", MEGATRON, batch_dim=int(accumulation > 1))
+
+
+def apply_to_copies(tx: optax.GradientTransformation, state: Tree, grads: Tree, **other: Tree) -> Tree:
+    """``apply_optimizer`` on the float32 ``copies``; the ``params`` are the copies rounded."""
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), grads)
+    updates, opt_state = tx.update(wide, state["opt_state"], state["copies"])
+    copies = optax.apply_updates(state["copies"], updates)
+    params = jax.tree.map(lambda new, old: new.astype(old.dtype), copies, state["params"])
+    return {**state, "params": params, "copies": copies, "opt_state": opt_state, **other}
 
 
 def counting_text(seed: int, shape: tuple[int, ...], vocab: int) -> Tree:

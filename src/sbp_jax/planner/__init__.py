@@ -1,10 +1,10 @@
 """Which signature every value gets: cost model, 0-1 program, search."""
 
-from .make import Request as Request
-from .make import fingerprint as fingerprint
 from .make import make_plan as make_plan
 from .meshes import best_of as best_of
 from .meshes import candidates as candidates
 from .pins import inner_pins as inner_pins
 from .pins import pin_signature as pin_signature
+from .request import Request as Request
 from .solvers import solvers as solvers
+from .spell import fingerprint as fingerprint

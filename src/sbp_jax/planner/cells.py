@@ -19,7 +19,7 @@ from ..rules.base import sums as additive
 from ..rules.widen import Code, Strategy, strategies
 from ..signature import ReduceOp
 from ..trace import Atom, Lit, Op, Program, Value
-from .fusion import fused_values, is_pointwise
+from .fusion import fusion, is_pointwise
 from .partials import useful_linear
 
 _FREE_SOURCES = {"broadcast_in_dim", "iota", "constant"}
@@ -32,7 +32,7 @@ class Cell:
 
     ``members`` maps each inner value to the dims of the cell's root that its dims follow. ``fixed_to`` is the
     cell this one must agree with (a donated argument and its replacement are one cell). ``in_memory`` says of each
-    value that enters, then of each that leaves, whether it goes through the device's memory.
+    value that enters how often it is read from the device's memory, then of each that leaves whether it is written.
     """
 
     index: int
@@ -45,7 +45,7 @@ class Cell:
     times: float
     root: Value | None = None
     members: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    in_memory: tuple[bool, ...] = ()
+    in_memory: tuple[int, ...] = ()
 
     def codes(self, strategy: Strategy, op: Op) -> tuple[tuple[Code | None, ...], tuple[Code, ...]]:
         """The codes of one member op's operands and results; None for operands that are free."""
@@ -94,11 +94,13 @@ def _followed(code: Code, order: tuple[int, ...]) -> Code:
 
 @dataclass(slots=True)
 class Folded:
-    """The program as cells. ``free`` values are made where they are needed, ``fused`` ones never reach memory."""
+    """The program as cells. ``free`` values are made where they are needed, ``fused`` ones never reach memory:
+    they are made again from their ``leaves``."""
 
     cells: list[Cell]
     free: set[int]
     fused: set[int]
+    leaves: dict[int, frozenset[int]]
     cell_of: dict[int, int]
     factors: list[Factors]
     kinds: dict[int, set[ReduceOp]]
@@ -302,11 +304,12 @@ def fold(
         cells.append(_single(folder, ops, f, len(cells), axis_sizes, allowed))
     for output, source in replaced.items():
         cell_of[output] = cell_of[source]
-    fused = fused_values(program, factors, cell_of)
+    found = fusion(program, factors, cell_of)
     for cell in cells:
-        cell.in_memory = tuple([v.id not in fused for v in (*cell.ins, *cell.outs)])
+        read = (found.reads.get((cell.index, v.id), 0) for v in cell.ins)
+        cell.in_memory = (*read, *(int(v.id not in found.fused) for v in cell.outs))
         cell.label = (*cell.label, cell.in_memory)
-    return Folded(cells, folder.free, fused, cell_of, factors, kinds)
+    return Folded(cells, folder.free, found.fused, found.leaves, cell_of, factors, kinds)
 
 
 def _single(

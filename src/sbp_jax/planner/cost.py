@@ -68,9 +68,7 @@ class CostModel:
 
     def _seconds(self, cell: Cell, strategy: Strategy, op: Op) -> float:
         values, codes = (*cell.ins, *cell.outs), (*strategy.ins, *strategy.outs)
-        sizes = [self.local_bytes(v, c) if there else 0.0
-                 for v, c, there in zip(values, codes, cell.in_memory, strict=True)]  # fmt: skip
-        moved = sum(sizes)
+        moved = sum(n * self.local_bytes(v, c) for v, c, n in zip(values, codes, cell.in_memory, strict=True) if n)
         if cell.root is None:
             if op.name in _TOUCHES:
                 moved = self._touched(cell, strategy, op)

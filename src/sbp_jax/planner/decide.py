@@ -3,30 +3,15 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ..errors import PlanError
 from .lean import leaner
 from .reduce import unreduced
+from .request import Request
 from .restrict import Narrowed, narrow
 from .search import Found
 from .solvers import Task, fallback, lookup
 from .zero import zero
-
-
-class Asked(Protocol):
-    """The part of a request that decides how to search."""
-
-    @property
-    def solver(self) -> str: ...
-    @property
-    def zero_stage(self) -> int | None: ...
-    @property
-    def prefer_less_memory(self) -> bool: ...
-    @property
-    def limit_is_firm(self) -> bool: ...
-    @property
-    def time_limit(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +23,7 @@ class Decided:
     notes: list[str]
 
 
-def decide(task: Task, asked: Asked) -> Decided | None:
+def decide(task: Task, asked: Request) -> Decided | None:
     """The plan for a request; None where pins allow none. Raises ``PlanError`` where memory does."""
     narrowed: Narrowed | None = None
     if asked.zero_stage is not None:
@@ -77,7 +62,7 @@ def decide(task: Task, asked: Asked) -> Decided | None:
     return decided
 
 
-def _in_time(task: Task, asked: Asked, method: Callable[[Task], Found | None]) -> Decided | None:
+def _in_time(task: Task, asked: Request, method: Callable[[Task], Found | None]) -> Decided | None:
     """What the method finds; where there is no time for it, the best of the fixed strategies and a first guess."""
     found = None
     if task.time_limit is None or task.time_limit > 0:

@@ -22,12 +22,24 @@ _WORDS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}
 
 def _positions(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """The row-major position of every element, as its high and low 32 bits."""
-    low = jnp.zeros(shape, jnp.uint32)
+    return row_major([lax.broadcasted_iota(jnp.uint32, shape, dim) for dim in range(len(shape))], shape)
+
+
+def row_major(indices: Sequence[jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Row-major positions in ``shape`` of elements with ``indices`` (uint32, one array a dim): high and low 32 bits."""
+    like = indices[0] if indices else jnp.zeros((), jnp.uint32)
+    high, low = jnp.zeros_like(like), jnp.zeros_like(like)
+    is_long = math.prod(shape) > 2**32
     stride = 1
-    for dim in reversed(range(len(shape))):
-        low = low + lax.broadcasted_iota(jnp.uint32, shape, dim) * jnp.uint32(stride)
-        stride *= shape[dim]
-    return jnp.zeros(shape, jnp.uint32), low
+    for index, length in zip(reversed(indices), reversed(shape), strict=True):
+        low_stride, high_stride = jnp.uint32(stride % 2**32), jnp.uint32(stride >> 32)
+        term = index * low_stride
+        if is_long:  # 64-bit arithmetic in two words: the product's upper half, and the sum's carry
+            upper = lax.mulhi(index, jnp.full_like(index, low_stride)) + index * high_stride
+            high = high + upper + (low > ~term).astype(jnp.uint32)
+        low = low + term
+        stride *= length
+    return high, low
 
 
 def _threefry_bits(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> jax.Array:
@@ -43,14 +55,14 @@ def _threefry_bits(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> ja
 
 
 def random_bits(eqn: Any, ins: Sequence[Atom]) -> Any:
-    """The expansion, or None where the generator is another, keys are batched, or positions need 64 bits."""
+    """The expansion, or None where the generator is another, keys are batched, or positions need over 64 bits."""
     key = ins[0]
     shape, width = tuple(eqn.params["shape"]), eqn.params["bit_width"]
     if (
         key.shape != ()
         or str(key.dtype) != "key<fry>"
         or not jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
-        or math.prod(shape) >= 2**32
+        or math.prod(shape) >= 2**64
         or width not in _WORDS
         or (width == 64 and not jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
     ):

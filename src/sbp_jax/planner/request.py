@@ -1,0 +1,37 @@
+"""What the planner is asked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..cluster import Cluster
+from ..placement import Placement
+from .pins import Pins
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the planner is asked: the mesh, its hardware, and what the user has fixed already.
+
+    ``pins`` maps a node's index to the signature its result (an output's operand) must have, with the words to
+    name the pin by in an error. ``uneven``: whether dims may be split that do not divide (global tensors).
+    ``narrow_partial``: whether floats may be narrowed while partial. The others as in ``AutoParallelConfig``.
+    """
+
+    placement: Placement
+    cluster: Cluster
+    pins: Pins = field(default_factory=dict)
+    memory_limit_bytes: float | None = None
+    limit_is_firm: bool = True
+    computation_ratio: float | None = None
+    solver: str = "ilp"
+    gap: float = 0.0
+    time_limit: float | None = None
+    share_layers: bool = True
+    uneven: bool = False
+    narrow_partial: bool = False
+    zero_stage: int | None = None
+    prefer_less_memory: bool = False
+    wait_seconds: float = 0.0
+    trunk_algo: bool = True
+    sbp_collector: bool = False
+    progress: Callable[[str], None] = lambda _: None

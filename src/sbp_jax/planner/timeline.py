@@ -1,0 +1,150 @@
+"""When things happen: the positions of values in loops, the nodes that cost time, the bytes held, as plan data."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..rules.widen import Strategy
+from ..timeline import Cost, Loop, Timeline
+from ..trace import Graph, Op, Program, Structured, Value, user_line
+from .cells import Cell, Folded
+from .cost import CostModel
+
+# A label names at most so many primitives of a fused chain.
+_NAMES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A structured op's nodes, and the values that live directly in its bodies."""
+
+    first: int
+    last: int
+    inner: frozenset[int]
+
+
+class Positions:
+    """Where in the order of nodes a value is there, and where it is needed; and in which loop it lives."""
+
+    def __init__(self, program: Program) -> None:
+        self.loops: list[Loop] = []
+        self._loop_of: dict[int, int] = {}
+        self._place: dict[int, _Place] = {}
+        for op in program.input_ops:
+            self._own(op.outs, -1)
+        self._walk(program.graph, -1)
+
+    def loop(self, value: int) -> int:
+        """The index of the innermost loop a value lives in; -1 outside of all."""
+        return self._loop_of.get(value, -1)
+
+    def made(self, op: Op, value: int) -> int:
+        """The node after which a result of ``op`` is there: for what a loop hands out, its last."""
+        place = self._place.get(op.index)
+        if place is None:
+            return op.index
+        return place.first if value in place.inner else place.last
+
+    def needed(self, op: Op, value: int) -> int:
+        """The node before which ``op`` needs an operand: for what a body hands to its loop, the one past its last."""
+        place = self._place.get(op.index)
+        if place is None:
+            return op.index
+        return place.last + 1 if value in place.inner else place.first
+
+    def awaited(self, program: Program, folded: Folded, boxed: Collection[int], light: set[int]) -> dict[int, int]:
+        """By node that makes nobody wait, before which node its operands are needed: its readers' first.
+
+        These are changes of shape, what is fused into its readers, and the smallest kernels (cells in ``light``),
+        which a scheduler puts off. Where results are ``boxed``, operands are needed at once.
+        """
+        readers: dict[int, int] = {}
+        found: dict[int, int] = {}
+        for op in reversed(program.nodes):
+            cell = folded.cell_of.get(op.index)
+            is_kernel = cell is None or op.primitive is None or cell not in light
+            passes = op.outs and all(
+                v.id not in boxed and v.id in readers and (not is_kernel or v.id in folded.fused) for v in op.outs
+            )
+            if passes and op.index not in self._place:
+                found[op.index] = min(readers[v.id] for v in op.outs)
+            for x in op.ins:
+                if isinstance(x, Value):
+                    at = found.get(op.index, -1)
+                    at = self.needed(op, x.id) if at < 0 else at
+                    readers[x.id] = min(readers.get(x.id, at), at)
+        return found
+
+    def _own(self, values: Sequence[object], loop: int) -> None:
+        for v in values:
+            self._loop_of.setdefault(v.id, loop)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _walk(self, graph: Graph, loop: int) -> None:
+        self._own(graph.inputs, loop)
+        for op in graph.ops:
+            if isinstance(op, Op):
+                self._own(op.outs, loop)
+                continue
+            if op.bodies:
+                self._structured(op, graph, loop)
+            for link in op.links:
+                self._own(link.outs, loop)
+
+    def _structured(self, op: Structured, graph: Graph, loop: int) -> None:
+        indices = [n.index for body in op.bodies for n in body.nodes()] + [link.index for link in op.links]
+        inner = {v.id for body in op.bodies for v in body.inputs}
+        for body in op.bodies:
+            for x in body.ops:
+                inner.update(v.id for y in ([x] if isinstance(x, Op) else x.links) for v in y.outs)
+        place = _Place(min(indices), max(indices), frozenset(inner))
+        self._place.update((link.index, place) for link in op.links)
+        within = loop
+        if op.kind in ("scan", "while"):
+            trips = op.bodies[-1].times / graph.times
+            line = user_line(op.info)
+            self.loops.append(Loop(place.first, place.last, trips, f"{op.kind} {line}".strip(), loop))
+            within = len(self.loops) - 1
+        for body in op.bodies:
+            self._walk(body, within)
+
+
+def kernel_seconds(
+    folded: Folded, groups: Sequence[int], chosen: Sequence[Strategy], model: CostModel
+) -> list[float]:  # fmt: skip
+    """By cell, what one run takes on the hardware, whatever ratio the search weighed it by."""
+    model = replace(model, computation_ratio=None)
+    by_group: dict[int, float] = {}
+    for cell, group in zip(folded.cells, groups, strict=True):
+        if group not in by_group:
+            by_group[group] = model.compute_seconds(cell, chosen[cell.index])
+    return [by_group[group] for group in groups]
+
+
+def timeline(
+    folded: Folded, chosen: Sequence[Strategy], seconds: Sequence[float], positions: Positions, memory: np.ndarray,
+) -> Timeline:  # fmt: skip
+    """The timeline of chosen strategies that take ``seconds``, by cell; ``memory`` is the bytes held at each node."""
+    costs: dict[Cost, int] = {}
+    lines: dict[int, str] = {}
+    runs: list[tuple[int, int]] = []
+    for cell in folded.cells:
+        if not seconds[cell.index] or cell.ops[0].name == "sbp.input":
+            continue
+        way = chosen[cell.index]
+        cost = Cost(_label(cell, lines), seconds[cell.index], cell.flops * way.share)
+        runs.append((cell.ops[0].index, costs.setdefault(cost, len(costs))))
+    steps = np.flatnonzero(np.diff(memory, prepend=-1.0))
+    return Timeline(
+        tuple(costs), tuple(sorted(runs)), tuple(positions.loops), tuple((int(k), float(memory[k])) for k in steps)
+    )
+
+
+def _label(cell: Cell, lines: dict[int, str]) -> str:
+    names = list(dict.fromkeys(op.name for op in cell.ops))
+    text = "+".join(names[:_NAMES]) + ("+…" if len(names) > _NAMES else "")
+    info = cell.ops[0].info
+    traceback = id(getattr(info, "traceback", None))
+    if traceback not in lines:
+        lines[traceback] = user_line(info)
+    return f"{text} {lines[traceback]}".strip()
