@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from .common import Case, Tree, adamw, apply_optimizer, configure, cross_entropy, dropout, normal
 
@@ -18,6 +19,8 @@ from .common import Case, Tree, adamw, apply_optimizer, configure, cross_entropy
 class GptConfig:
     """A GPT and its training. ``dtype`` is the compute dtype; parameters are float32.
 
+    With ``half_parameters`` parameters and gradients are of ``dtype`` too, and the optimizer's state holds float32
+    copies that it updates (mixed precision, arXiv:1710.03740).
     ``batch`` counts the sequences of one micro-batch; with ``grad_accumulation`` n > 1 the arrays of a
     batch are (n, batch, seq) and their gradients are summed in a scan. ``fused_qkv`` makes one matrix
     (hidden, 3 hidden) of the three.
@@ -35,6 +38,7 @@ class GptConfig:
     fused_qkv: bool = False
     remat: bool = False
     scan_layers: bool = False
+    half_parameters: bool = False
     grad_accumulation: int = 1
     learning_rate: float = 3e-3
 
@@ -169,8 +173,11 @@ def build(size: str = "tiny", **overrides: object) -> Case:
 
     def init() -> Tree:
         params = init_params(config, jax.random.key(0))
+        narrow = jax.tree.map(lambda leaf: leaf.astype(config.dtype), params)
+        copies = {"copies": params} if config.half_parameters else {}
         return {
-            "params": params,
+            "params": narrow if config.half_parameters else params,
+            **copies,
             "opt_state": tx.init(params),
             "rng": jax.random.key(1),
             "step": jnp.zeros((), jnp.int32),
@@ -187,6 +194,8 @@ def build(size: str = "tiny", **overrides: object) -> Case:
     def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
         key = jax.random.fold_in(state["rng"], state["step"])
         loss, grads = (accumulate if accumulation > 1 else value_and_grad)(state["params"], batch, key)
+        if config.half_parameters:
+            return apply_to_copies(tx, state, grads, step=state["step"] + 1), loss
         return apply_optimizer(tx, state, grads, step=state["step"] + 1), loss
 
     def batch(seed: int) -> Tree:
@@ -194,6 +203,15 @@ def build(size: str = "tiny", **overrides: object) -> Case:
         return counting_text(seed, (*leading, config.seq), config.vocab)
 
     return Case("gpt", init, step, batch, config.layers, "adamw+clip", MEGATRON, batch_dim=int(accumulation > 1))
+
+
+def apply_to_copies(tx: optax.GradientTransformation, state: Tree, grads: Tree, **other: Tree) -> Tree:
+    """``apply_optimizer`` on the float32 ``copies``; the ``params`` are the copies rounded."""
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), grads)
+    updates, opt_state = tx.update(wide, state["opt_state"], state["copies"])
+    copies = optax.apply_updates(state["copies"], updates)
+    params = jax.tree.map(lambda new, old: new.astype(old.dtype), copies, state["params"])
+    return {**state, "params": params, "copies": copies, "opt_state": opt_state, **other}
 
 
 def counting_text(seed: int, shape: tuple[int, ...], vocab: int) -> Tree:

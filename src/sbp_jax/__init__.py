@@ -29,6 +29,8 @@ from .signature import partial_max as partial_max
 from .signature import partial_min as partial_min
 from .signature import partial_sum as partial_sum
 from .signature import split as split
+from .simulate import Simulation as Simulation
+from .simulate import simulate as simulate
 from .tensor import GlobalTensor as GlobalTensor
 from .tensor import apply as apply
 from .tensor import arange as arange

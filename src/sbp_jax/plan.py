@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec
 from .errors import PlanError
 from .placement import Placement, to_partition_spec
 from .signature import Signature
+from .timeline import Timeline
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ class Move:
 class Boxing:
     """One value changes its signature, ``times`` a step. ``bytes`` and ``seconds`` are for one time.
 
-    ``source`` is the user's line that computes the value; ``user`` the one that needs the new signature.
+    ``source`` is the user's line that computes the value; ``user`` the one that needs the new signature. It can begin
+    when node ``made_at`` has run and must have ended before node ``needed_at``, both in ``loop`` of the plan's
+    timeline (-1: outside of loops).
     """
 
     id: int
@@ -65,6 +68,9 @@ class Boxing:
     times: float
     source: str
     user: str
+    made_at: int = -1
+    needed_at: int = -1
+    loop: int = -1
 
     @property
     def bytes(self) -> float:
@@ -102,7 +108,7 @@ class PlanData:
 
     ``strategies`` is a table of (operand signatures, result signatures); ``nodes`` indexes it for every node of
     the program in order. ``fingerprint`` identifies the traced program. Bytes are per device and step, seconds
-    per step, memory in bytes per device.
+    per step, memory in bytes per device. ``timeline`` is what ``simulate`` needs besides.
     """
 
     function: str
@@ -124,6 +130,7 @@ class PlanData:
     unruled: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     statistics: dict[str, float] = field(default_factory=dict)
+    timeline: Timeline = field(default_factory=Timeline)
     in_tree: Any = None
     out_tree: Any = None
 
@@ -193,6 +200,7 @@ class PlanData:
         data["signatures"] = [str(s) for s in table]
         data["strategies"] = strategies
         data["nodes"] = self.nodes
+        data["timeline"] = self.timeline.to_json()
         return data
 
     @classmethod
@@ -218,8 +226,9 @@ class PlanData:
                     for ins, outs in data["strategies"]
                 ],
                 nodes=list(data["nodes"]),
+                timeline=Timeline.from_json(data["timeline"]),
             )
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, IndexError, ValueError) as error:
             raise PlanError(f"{where} is incomplete or damaged: {type(error).__name__} {error}") from error
 
     def save(self, path: str | Path) -> None:
@@ -273,6 +282,7 @@ def _boxing_json(b: Boxing) -> dict[str, Any]:
         "id": b.id, "value_id": b.value_id, "value": b.value, "shape": list(b.shape), "dtype": b.dtype,
         "src": str(b.src), "dst": str(b.dst), "times": b.times, "source": b.source, "user": b.user,
         "moves": [[m.kind, list(m.axes), str(m.dst), m.bytes, m.seconds] for m in b.moves],
+        "at": [b.made_at, b.needed_at, b.loop],
     }  # fmt: skip
 
 
@@ -284,5 +294,5 @@ def _boxing(x: Mapping[str, Any]) -> Boxing:
         raise TypeError("times is not a number")
     return Boxing(
         x["id"], x["value_id"], x["value"], tuple(x["shape"]), x["dtype"], Signature.parse(x["src"]),
-        Signature.parse(x["dst"]), moves, x["times"], x["source"], x["user"],
+        Signature.parse(x["dst"]), moves, x["times"], x["source"], x["user"], *x["at"],
     )  # fmt: skip

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .cluster import Cluster
 from .errors import PlanError
 from .lower.verify import verify_plan
 from .plan import PlanData
 from .report.text import render
+from .simulate import Simulation, simulate
 
 
 @dataclass
@@ -25,6 +27,10 @@ class Plan(PlanData):
         return render(self)
 
     __repr__ = __str__
+
+    def simulate(self, cluster: Cluster | str | None = None) -> Simulation:
+        """One step, simulated: ``sbp.simulate(plan)``."""
+        return simulate(self, cluster)
 
     def verify(self, compiled: Any = None) -> Any:
         """Check a compiled step (``.as_text()``) against the plan; compiles the step itself when none is given.

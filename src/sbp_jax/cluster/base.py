@@ -6,6 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
+# The collectives that XLA's GPU backend starts on a stream of their own, beside compute, unless told otherwise: all of
+# them. The description of its flag ``xla_gpu_disable_async_collectives`` (openxla/xla, ``debug_options_flags.cc``):
+# "By default, this is empty which indicates enabling async execution for all collectives".
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+ASYNC: frozenset[str] = frozenset(KINDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator. ``flops_per_second`` by dtype name, dense; memory in bytes and bytes per second."""
@@ -49,6 +56,10 @@ class Cluster:
 
     ``matmul_efficiency`` is the part of peak FLOP/s that large matrix products reach, ``memory_efficiency`` the
     part of peak bytes per second that streaming reaches, ``op_seconds_floor`` what the smallest kernel takes.
+
+    ``overlaps`` names the kinds of collectives (as ``collective_seconds`` takes them) that run beside compute where
+    the program's order of dependences lets them, each level's on a stream of its own. The planner does not use it:
+    its costs add up.
     """
 
     name: str
@@ -57,6 +68,7 @@ class Cluster:
     matmul_efficiency: float = 1.0
     memory_efficiency: float = 1.0
     op_seconds_floor: float = 0.0
+    overlaps: frozenset[str] = ASYNC
 
     def op_seconds(self, flops: float, moved_bytes: float, dtype: str) -> float:
         """One op on one device: the longer of arithmetic and memory traffic.

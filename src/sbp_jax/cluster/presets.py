@@ -39,6 +39,7 @@ CPU = Cluster(
     device("cpu", {"float32": 5e10, "bfloat16": 2e10, "float16": 2e10, "float64": 2.5e10}, 8 * _GIB, 1e10),
     (Level("shared memory", None, 2e9, 0.0),),
     op_seconds_floor=2e-6,
+    overlaps=frozenset(),  # XLA's CPU client runs a device's program in order; a collective holds its thread
 )
 
 PRESETS: dict[str, Cluster] = {

@@ -26,6 +26,7 @@ from .search import Found
 from .solvers import Task
 from .solvers import lookup as lookup_solver
 from .still import still
+from .timeline import Positions, timeline
 
 # What the pins leave of an op's strategies.
 Allowed = Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]
@@ -215,7 +216,8 @@ def spell_out(
             known[key] = _complete(op, f, ins, outs, request, allowed)
         complete.append(known[key])
     table, nodes = _tabulate(complete)
-    boxings = list(_boxings(program, folded, complete, hubs, request, model))
+    positions = Positions(program)
+    boxings = list(_boxings(program, folded, complete, hubs, request, model, positions))
     compute = sum(c.times * model.compute_seconds(c, chosen[c.index]) for c in folded.cells)
     moved = sum(b.seconds * b.times for b in boxings)
     codes = {
@@ -246,6 +248,7 @@ def spell_out(
         solver="",
         planning_seconds=0.0,
         unruled=_unruled(program),
+        timeline=timeline(program, folded, groups, chosen, model, positions, memory),
     )
 
 
@@ -279,15 +282,18 @@ def _unruled(program: Program) -> list[tuple[str, str]]:
 
 def _boxings(
     program: Program, folded: Folded, complete: Sequence[Strategy | None], hubs: dict[int, Code], request: Request,
-    model: CostModel,
+    model: CostModel, positions: Positions,
 ) -> Iterator[Boxing]:  # fmt: skip
     """For each value, how every signature its consumers need comes about."""
     needs: dict[int, dict[Code, Op]] = {}
+    first: dict[tuple[int, Code], int] = {}
     for op in program.nodes:
         way = complete[op.index]
         for x, code in zip(op.ins, way.ins, strict=True) if way is not None else ():
             if isinstance(x, Value) and x.id not in folded.free:
                 needs.setdefault(x.id, {}).setdefault(code, op)
+                at = positions.needed(op, x.id)
+                first[x.id, code] = min(first.get((x.id, code), at), at)
     names = request.placement.axis_names
     count = 0
     for op in program.nodes:
@@ -297,18 +303,32 @@ def _boxings(
             if not wanted:
                 continue
             via = hubs.get(v.id)
-            for code, origin in _sources(v, made, list(wanted), via, model).items():
+            sources = _sources(v, made, list(wanted), via, model)
+            for code, origin in sources.items():
                 src, dst = signature_of(origin), signature_of(code)
                 route = boxing.route(src, dst, request.placement, v.shape, str(v.dtype), request.cluster)
                 moves = tuple(
                     Move(s.kind, tuple(names[a] for a in s.axes), s.dst, s.bytes, s.seconds) for s in route.steps
                 )
                 user = wanted.get(code) or next(iter(wanted.values()))
+                # One that others are boxed from is needed by the first of them.
+                served = [first[v.id, c] for c in wanted if c == code or _comes_through(c, code, sources)]
                 yield Boxing(
                     count, v.id, v.name or op.name, v.shape, str(v.dtype), src, dst, moves, v.times,
-                    user_line(op.info), user_line(user.info),
+                    user_line(op.info), user_line(user.info), positions.made(op, v.id),
+                    min(served, default=min(first[v.id, c] for c in wanted)),
+                    positions.loop(v.id),
                 )  # fmt: skip
                 count += 1
+
+
+def _comes_through(code: Code, via: Code, sources: dict[Code, Code]) -> bool:
+    """Whether ``code`` is boxed from ``via``, directly or by others."""
+    while code in sources:
+        code = sources[code]
+        if code == via:
+            return True
+    return False
 
 
 def _sources(value: Value, made: Code, wanted: Sequence[Code], via: Code | None, model: CostModel) -> dict[Code, Code]:

@@ -1,0 +1,5 @@
+"""A step from its plan: what runs when, on a compute stream and one communication stream for each level of links."""
+
+from .engine import simulate as simulate
+from .result import Event as Event
+from .result import Simulation as Simulation

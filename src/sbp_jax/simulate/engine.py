@@ -1,0 +1,189 @@
+"""The simulation: nodes in program order on one compute stream, transfers on a stream for each level of links.
+
+A transfer starts as soon as its value is made and its stream free, first come first served; the first node that needs
+it waits. Kinds that do not run beside compute (``Cluster.overlaps``), and copies on the device itself, take the compute
+stream. XLA's latency-hiding scheduler moves independent compute between start and end; here that is left to the
+program's order, which keeps most of it: gradients are reduced while the backward pass goes on.
+
+A loop's iterations do not overlap: what starts in a body ends in it, as in XLA's while loops (unless it pipelines
+their collectives, which is off by default). So one iteration is simulated, and its time multiplied. A transfer that
+began before a loop runs on through it, unless the body itself uses that level of links.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from .. import cluster as clusters
+from ..cluster import Cluster
+from ..errors import PlanError, SbpError
+from ..plan import PlanData
+from ..timeline import Loop, Timeline
+from .result import COMPUTE, Event, Simulation
+from .transfers import Transfer, transfers
+
+# Iterations of a loop that are drawn one by one.
+_DRAWN = 2
+
+
+@dataclass(slots=True)
+class _Span:
+    """What a stretch of the step came to; times are relative to its start."""
+
+    seconds: float = 0.0
+    busy: dict[str, float] = field(default_factory=dict)
+    flops: float = 0.0
+    events: list[Event] = field(default_factory=list)
+    memory: list[tuple[float, float]] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """An event, and the time its track is busy."""
+        if event.seconds > 0:
+            self.events.append(event)
+            self.busy[event.track] = self.busy.get(event.track, 0.0) + event.seconds
+
+    def repeat(self, body: "_Span", trips: float, at: float, label: str) -> None:
+        """``trips`` iterations of ``body`` from ``at`` on: the first drawn, the rest as one event for each track."""
+        for track, seconds in body.busy.items():
+            self.busy[track] = self.busy.get(track, 0.0) + trips * seconds
+        self.flops += trips * body.flops
+        drawn = min(trips, _DRAWN)
+        for k in range(int(drawn)):
+            offset = at + k * body.seconds
+            self.events += (replace(e, start_seconds=e.start_seconds + offset) for e in body.events)
+            self.memory += ((t + offset, held) for t, held in body.memory)
+        rest = trips - int(drawn)
+        start, seconds = at + int(drawn) * body.seconds, rest * body.seconds
+        if rest > 0 and seconds > 0:
+            for track, busy in body.busy.items():
+                name = f"{rest:g} more iterations of {label}"
+                detail = f"busy {busy / body.seconds:.1%} of the time"
+                flops = rest * body.flops if track == COMPUTE else 0.0
+                self.events.append(Event(name, track, start, seconds, detail, flops=flops, count=rest))
+
+
+def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation:
+    """One step of ``plan`` on ``cluster`` (None: the one it was planned for, by its name).
+
+    Seconds are the plan's own; the cluster says which collectives run beside compute, on which links. Raises
+    ``PlanError`` where the plan's cluster is not a preset and none is given, or where the plan has no timeline.
+    """
+    if not plan.timeline.runs and plan.compute_seconds:
+        raise PlanError(f"the plan of {plan.function} has no timeline: make it again with this version of sbp_jax")
+    try:
+        hardware = clusters.get(plan.cluster if cluster is None else cluster)
+    except SbpError as error:
+        if cluster is not None:
+            raise
+        raise PlanError(
+            f"the plan of {plan.function} was made for cluster {plan.cluster!r}, which is not a preset: pass it, "
+            "simulate(plan, cluster=...)"
+        ) from error
+    run = _Runner(plan.timeline, transfers(plan, hardware))
+    whole = run.scope(-1)
+    levels = {level: seconds for level, seconds in whole.busy.items() if level != COMPUTE}
+    return Simulation(
+        plan.function, plan.placement.size, hardware, whole.seconds, whole.busy.get(COMPUTE, 0.0), levels, whole.flops,
+        plan.memory_per_device, tuple(whole.memory), tuple(whole.events),
+    )  # fmt: skip
+
+
+class _Runner:
+    """Simulates one scope after the other: the step, a loop's body."""
+
+    def __init__(self, timeline: Timeline, by_loop: Mapping[int, list[Transfer]]) -> None:
+        self.timeline, self.transfers = timeline, by_loop
+        self.children: dict[int, list[tuple[int, Loop]]] = {}
+        for index, loop in enumerate(timeline.loops):
+            self.children.setdefault(loop.parent, []).append((index, loop))
+        self.run_nodes = [node for node, _ in timeline.runs]
+        self.memory_nodes = [node for node, _ in timeline.memory]
+
+    def scope(self, index: int) -> _Span:
+        """One pass through a loop's body, or through the step for -1."""
+        return _Pass(self, index).run()
+
+    def steps(self, index: int) -> tuple[dict[int, list[int]], dict[int, float], dict[int, tuple[int, Loop]]]:
+        """By node of this scope itself: the costs it runs, the bytes held from there on, the loop that begins."""
+        children = sorted(self.children.get(index, ()), key=lambda x: x[1].first)
+        loop = self.timeline.loops[index] if index >= 0 else None
+        spans: list[tuple[int, int]] = []
+        start = 0 if loop is None else loop.first
+        for _, child in children:
+            spans.append((start, child.first))
+            start = child.last + 1
+        spans.append((start, (max([0, *self.run_nodes, *self.memory_nodes]) if loop is None else loop.last) + 1))
+        runs: dict[int, list[int]] = {}
+        memory: dict[int, float] = {}
+        for first, end in spans:
+            for node, cost in self.timeline.runs[bisect_left(self.run_nodes, first) : bisect_left(self.run_nodes, end)]:
+                runs.setdefault(node, []).append(cost)
+            held = slice(bisect_left(self.memory_nodes, first), bisect_left(self.memory_nodes, end))
+            memory.update(self.timeline.memory[held])
+        return runs, memory, {child.first: (k, child) for k, child in children}
+
+
+class _Pass:
+    """One pass through one scope."""
+
+    def __init__(self, runner: _Runner, index: int) -> None:
+        self.runner, self.index = runner, index
+        self.span, self.clock = _Span(), 0.0
+        self.free: dict[str, float] = {}
+        self.transfers = runner.transfers.get(index, [])
+        self.done: dict[int, float] = {}
+
+    def run(self) -> _Span:
+        """Walk the positions at which something happens."""
+        runs, memory, loops = self.runner.steps(self.index)
+        made: dict[int, list[int]] = {}
+        needed: dict[int, list[int]] = {}
+        for k, t in enumerate(self.transfers):
+            made.setdefault(t.made_at, []).append(k)
+            needed.setdefault(t.needed_at, []).append(k)
+        for at in sorted({*runs, *memory, *loops, *made, *needed}):
+            for k in needed.get(at, ()):
+                self.clock = max(self.clock, self.done.get(k, 0.0))
+            if at in memory:
+                self.span.memory.append((self.clock, memory[at]))
+            if at in loops:
+                self._loop(*loops[at])
+            for cost in runs.get(at, ()):
+                self._compute(cost)
+            for k in made.get(at, ()):
+                self._issue(k)
+        self.span.seconds = max([self.clock, *self.done.values()])
+        return self.span
+
+    def _compute(self, cost: int) -> None:
+        c = self.runner.timeline.costs[cost]
+        name, _, where = c.label.partition(" ")
+        self.span.add(Event(name, COMPUTE, self.clock, c.seconds, where, flops=c.flops))
+        self.span.flops += c.flops
+        self.clock += c.seconds
+
+    def _loop(self, index: int, loop: Loop) -> None:
+        body = self.runner.scope(index)
+        for level in body.busy:
+            self.clock = max(self.clock, self.free.get(level, 0.0))
+        self.span.repeat(body, loop.trips, self.clock, loop.label)
+        self.clock += loop.trips * body.seconds
+        for level in body.busy:
+            self.free[level] = self.clock
+
+    def _issue(self, k: int) -> None:
+        transfer = self.transfers[k]
+        ready = max(self.clock, self.done.get(transfer.after, 0.0))
+        for stage in transfer.stages:
+            start = max(ready, self.free.get(stage.level, 0.0) if stage.level else self.clock)
+            if not stage.is_async:  # the compute stream waits for what came before, and then for this
+                start = self.clock = max(start, self.clock)
+                self.clock += stage.seconds
+            ready = start + stage.seconds
+            if stage.level:
+                self.free[stage.level] = ready
+            track = stage.level or COMPUTE
+            self.span.add(Event(transfer.name, track, start, stage.seconds, transfer.detail, bytes=stage.bytes))
+        self.done[k] = ready
+        if transfer.needed_at <= transfer.made_at:
+            self.clock = max(self.clock, ready)

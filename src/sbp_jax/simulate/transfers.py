@@ -1,0 +1,119 @@
+"""The transfers of a plan: its boxings as moves on streams, small collectives combined as XLA combines them.
+
+XLA's ``AllReduceCombiner``, ``AllGatherCombiner`` and ``ReduceScatterCombiner`` merge collectives over the same devices
+that do not depend on each other, up to a number of bytes of the merged one: 30 MiB (``kDefaultAllReduceCombineThreshold``
+and its like, openxla/xla ``xla/service/gpu/gpu_compiler.cc``; flag ``xla_gpu_all_reduce_combine_threshold_bytes``). A merged
+collective starts when the last of its parts is there, and pays the latency once.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..cluster import Cluster
+from ..plan import Boxing, Move, PlanData
+
+COMBINE_BYTES = 30 * 2**20
+_COMBINED = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One move: its kind, the level of links it uses ("" for a copy on the device itself), bytes sent, seconds."""
+
+    kind: str
+    level: str
+    bytes: float
+    seconds: float
+    is_async: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Stages in sequence: from after node ``made_at`` to before ``needed_at``; ``after`` is the transfer it reads."""
+
+    name: str
+    detail: str
+    made_at: int
+    needed_at: int
+    stages: tuple[Stage, ...]
+    after: int = -1
+    parts: int = 1
+
+
+def transfers(plan: PlanData, cluster: Cluster) -> dict[int, list[Transfer]]:
+    """By loop (-1: outside of loops), the transfers there, in the order they can begin."""
+    by_loop: dict[int, list[Boxing]] = {}
+    for b in plan.boxing_list:
+        by_loop.setdefault(b.loop, []).append(b)
+    return {loop: _of_loop(boxings, plan, cluster) for loop, boxings in by_loop.items()}
+
+
+def _of_loop(boxings: Sequence[Boxing], plan: PlanData, cluster: Cluster) -> list[Transfer]:
+    ordered = _sources_first(boxings)
+    made = {(b.value_id, b.dst): b for b in ordered}
+    read = {(b.value_id, b.src) for b in ordered}
+    result: list[Transfer] = []
+    where: dict[int, int] = {}
+    open_: dict[object, tuple[int, list[Boxing], float]] = {}
+    for b in ordered:
+        source = made.get((b.value_id, b.src))
+        alone = source is not None or (b.value_id, b.dst) in read or len(b.moves) != 1
+        if not alone and b.moves[0].kind in _COMBINED:
+            key = (b.moves[0].kind, b.moves[0].axes, b.dtype)
+            size = _payload(b.moves[0], plan)
+            at, group, total = open_.get(key, (-1, [], 0.0))
+            # Made before any of the others' results is used: it cannot depend on them.
+            if group and total + size <= COMBINE_BYTES and b.made_at < result[at].needed_at:
+                group.append(b)
+                open_[key] = (at, group, total + size)
+                result[at] = _combined(group, plan, cluster)
+                continue
+            open_[key] = (len(result), [b], size)
+        where[b.id] = len(result)
+        after = where[source.id] if source is not None else -1
+        stages = tuple(_stage(m, plan, cluster) for m in b.moves)
+        detail = f"({b.src}) -> ({b.dst}) of {b.dtype}{list(b.shape)}; {b.source} for {b.user}"
+        result.append(Transfer(f"{b.collective} {b.value}", detail, b.made_at, b.needed_at, stages, after))
+    return result
+
+
+def _sources_first(boxings: Sequence[Boxing]) -> list[Boxing]:
+    """In the order they begin; what is boxed from another boxing's result comes after that one."""
+    made = {(b.value_id, b.dst): b for b in boxings}
+
+    def depth(b: Boxing) -> int:
+        source = made.get((b.value_id, b.src))
+        return 0 if source is None or source is b else 1 + depth(source)
+
+    return sorted(boxings, key=lambda b: (b.made_at, depth(b), b.needed_at, b.id))
+
+
+def _stage(move: Move, plan: PlanData, cluster: Cluster) -> Stage:
+    if not move.is_collective:
+        return Stage(move.kind, "", move.bytes, move.seconds, False)
+    axes = [plan.placement.axis_names.index(a) for a in move.axes]
+    level = cluster.link(plan.placement.shape, axes).level
+    return Stage(move.kind, level, move.bytes, move.seconds, move.kind in cluster.overlaps)
+
+
+def _payload(move: Move, plan: PlanData) -> float:
+    """Bytes of the larger side of a collective, from those each device sends."""
+    p = math.prod(plan.placement.shape[plan.placement.axis_names.index(a)] for a in move.axes)
+    return move.bytes * p / max(p - 1, 1) / (2 if move.kind == "all_reduce" else 1)
+
+
+def _combined(group: Sequence[Boxing], plan: PlanData, cluster: Cluster) -> Transfer:
+    move = group[0].moves[0]
+    axes = [plan.placement.axis_names.index(a) for a in move.axes]
+    sent, apart = sum(b.bytes for b in group), sum(b.seconds for b in group)
+    # The plan's own seconds, less what the cluster says that merging saves.
+    shape = plan.placement.shape
+    saved = sum(cluster.collective_seconds(move.kind, b.bytes, shape, axes) for b in group)
+    saved -= cluster.collective_seconds(move.kind, sent, shape, axes)
+    stage = replace(_stage(move, plan, cluster), bytes=sent, seconds=max(0.0, apart - max(0.0, saved)))
+    detail = "combined: " + ", ".join(dict.fromkeys(b.value for b in group))
+    return Transfer(
+        f"{move.kind} of {len(group)} values", detail, max(b.made_at for b in group), min(b.needed_at for b in group),
+        (stage,), parts=len(group),
+    )  # fmt: skip
