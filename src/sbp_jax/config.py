@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .cluster import Cluster
 from .errors import PlanError
@@ -28,7 +28,9 @@ class AutoParallelConfig:
         cluster: a preset's name, a ``Cluster``, or a path to its TOML; None: detected.
         narrow_partial: allow a partial sum to be converted to a narrower float before it is reduced (float32 gradients
             reduced as bfloat16, say): fewer bytes, but every term is rounded, so results change.
-        grad_accumulation, remat, pipeline: see the architecture; not built yet.
+        remat: "auto": where memory is short, the planner also chooses what of the forward part to make again in the
+            backward part. None: what the function itself says (``jax.checkpoint``).
+        grad_accumulation, pipeline: see the architecture; not built yet.
     """
 
     solver: str = "ilp"
@@ -45,7 +47,7 @@ class AutoParallelConfig:
     cluster: str | Path | Cluster | None = None
     narrow_partial: bool = False
     grad_accumulation: int = 1
-    remat: Any = None
+    remat: Literal["auto"] | None = None
     pipeline: Any = None
 
     def __post_init__(self) -> None:
@@ -54,11 +56,16 @@ class AutoParallelConfig:
         unbuilt = [
             name
             for name in ("prefer_less_memory", "wait_time", "trunk_algo", "sbp_collector", "zero_stage",
-                         "grad_accumulation", "remat", "pipeline")
+                         "grad_accumulation", "pipeline")
             if getattr(self, name) != defaults[name]
         ]  # fmt: skip
         if unbuilt:
             raise PlanError(f"not built yet: {', '.join(unbuilt)}; leave them at their defaults")
+        if self.remat not in (None, "auto"):
+            raise PlanError(
+                f"remat is None or 'auto', got {self.remat!r}; to choose yourself what is made again, wrap parts of the "
+                "function in jax.checkpoint"
+            )
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise PlanError(f"memory_limit is bytes per device, more than 0; got {self.memory_limit!r}")
         if self.computation_cost_ratio is not None and self.computation_cost_ratio < 0:

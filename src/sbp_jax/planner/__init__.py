@@ -7,4 +7,5 @@ from .make import make_plan as make_plan
 from .make import pin_signature as pin_signature
 from .meshes import best_of as best_of
 from .meshes import candidates as candidates
+from .remat import plan_with_remat as plan_with_remat
 from .solvers import solvers as solvers

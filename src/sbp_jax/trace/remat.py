@@ -17,22 +17,20 @@ from .graph import Atom, Graph, Op, Program, Structured, Value
 Renamed = Mapping[int, Atom]
 
 
-def recompute(
-    program: Program, turn: int, nodes: Collection[int], free: Collection[int] = ()
-) -> tuple[Program, list[int]]:
+def recompute(program: Program, turn: int, nodes: Collection[int]) -> tuple[Program, list[int]]:
     """The program in which ``nodes`` (indices up to ``turn``) are made again for their readers beyond it.
 
-    ``free`` are ids of values that are made where they are read anyway. Also returns, for each node of the new
-    program, the node of the old one that it is, or is a copy of; -1 for barriers and new links of scans.
+    Also returns, for each node of the new program, the node of the old one that it is, or is a copy of; -1 for
+    barriers and new links of scans.
     """
-    return _Rewriter(program, turn, nodes, free).run()
+    return _Rewriter(program, turn, nodes).run()
 
 
 class _Rewriter:
     """Copies a program, and nodes in it once more where they are read late. The old program stays as it is."""
 
-    def __init__(self, program: Program, turn: int, nodes: Collection[int], free: Collection[int]) -> None:
-        self.program, self.turn, self.free = program, turn, frozenset(free)
+    def __init__(self, program: Program, turn: int, nodes: Collection[int]) -> None:
+        self.program, self.turn = program, turn
         early = [op for op in program.nodes if op.index <= turn]
         self.dropped = {v.id: op for op in early if op.index in nodes for v in op.outs}
         self.early = {v.id for op in early for v in op.outs}
@@ -79,7 +77,7 @@ class _Rewriter:
             return []
         own = {v.id for op in order for v in op.outs}
         held = {x.id: x for op in order for x in op.ins if isinstance(x, Value) and x.id not in own}
-        held = {i: x for i, x in held.items() if i not in renamed and i not in self.free and x.shape}
+        held = {i: x for i, x in held.items() if i not in renamed and x.shape}
         late = [x for x in reads if x.id not in self.early and x.id not in renamed and x.shape]
         links = [self.link("sbp.barrier", x, times, order[0]) for x in [*held.values(), *late[-1:]]]
         renamed.update((x.id, link.outs[0]) for x, link in zip(late[-1:], links[len(held) :], strict=True))
