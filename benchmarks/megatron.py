@@ -133,7 +133,9 @@ def main() -> int:
     parser.add_argument("--trace", default="", help="a folder for the steps' traces")
     args = parser.parse_args()
     device = sbp.cluster.get("a100-80").device
-    table = Table("row", "tensor x pipeline", "GPUs", "micro-batch", "step", "exposed", "published", "simulated", "error")
+    table = Table(
+        "row", "tensor x pipeline", "GPUs", "micro-batch", "step", "exposed", "published", "simulated", "error"
+    )
     errors: list[float] = []
     for number in map(int, args.rows.split(",")):
         row = ROWS[number - 1]
@@ -180,7 +182,12 @@ def by_kind(number: int, plan: Any, most: int = 25) -> None:
         entry[2] += b.times
     table = Table("op", "seconds", "TFLOP/s", "runs", title=f"row {number}", title_justify="left")
     for label, (seconds, flops, times) in sorted(spent.items(), key=lambda x: -x[1][0])[:most]:
-        table.add_row(label.replace("[", r"\["), f"{seconds:.3f}", f"{flops / seconds / 1e12:.1f}" if seconds else "", f"{times:g}")
+        table.add_row(
+            label.replace("[", r"\["),
+            f"{seconds:.3f}",
+            f"{flops / seconds / 1e12:.1f}" if seconds else "",
+            f"{times:g}",
+        )
     table.add_row("all", f"{sum(v[0] for v in spent.values()):.3f}", "", "")
     Console(width=140).print(table)
 

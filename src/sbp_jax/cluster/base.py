@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-
 # The collectives that XLA's GPU backend starts on a stream of their own, beside compute, unless told otherwise: all of
 # them. The description of its flag ``xla_gpu_disable_async_collectives`` (openxla/xla, ``debug_options_flags.cc``):
 # "By default, this is empty which indicates enabling async execution for all collectives".

@@ -216,9 +216,7 @@ class Ladder:
                 if x.id in sources and (x.id not in sliced or op in self.turn.early):
                     del sources[x.id]
         return {
-            i: self.of_value[x.id]
-            for i, (_, x) in sources.items()
-            if isinstance(x, Value) and x.id in self.of_value
+            i: self.of_value[x.id] for i, (_, x) in sources.items() if isinstance(x, Value) and x.id in self.of_value
         }
 
     def rungs(self, prices: int = 16) -> list[Rung]:

@@ -50,7 +50,9 @@ class _Choice:
             return min(self.tried, key=lambda p: p.objective)
         if self.request.limit_is_firm:
             raise min(self.refusals, key=lambda e: len(str(e)))
-        self.free.notes.append(f"does not fit by the memory model, nor does any mix of recomputation: {self.refusals[-1]}")
+        self.free.notes.append(
+            f"does not fit by the memory model, nor does any mix of recomputation: {self.refusals[-1]}"
+        )
         return self.free
 
     def hold_all(self) -> None:
