@@ -63,8 +63,8 @@ class AutoParallelConfig:
             raise PlanError(f"not built yet: {', '.join(unbuilt)}; leave them at their defaults")
         if self.remat not in (None, "auto"):
             raise PlanError(
-                f"remat is None or 'auto', got {self.remat!r}; to choose yourself what is made again, wrap parts of the "
-                "function in jax.checkpoint"
+                f"remat is None or 'auto', got {self.remat!r}; to choose yourself what is made again, wrap parts of "
+                "the function in jax.checkpoint"
             )
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise PlanError(f"memory_limit is bytes per device, more than 0; got {self.memory_limit!r}")
