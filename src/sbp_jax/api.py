@@ -17,9 +17,9 @@ from .lower import local_function
 from .placement import Placement, placement, to_partition_spec
 from .plan import PlanData
 from .planned import Plan
-from .planner import Request, best_of, candidates, fingerprint, make_plan
+from .planner import Request, best_of, candidates, fingerprint, make_plan, plan_with_remat
 from .progress import Progress
-from .trace import Program
+from .trace import Program, recompute
 
 _REPLAN_WARNING = 3
 _TIME_LIMIT_SECONDS = 30.0
@@ -139,10 +139,13 @@ class ParallelFunction:
                     pins = {}
                     if not self._config.ignore_user_sbp:
                         pins = capture.pins(program, where, self._in_sbp, self._out_sbp, in_tree, out_shape)
-                    return make_plan(program, _request(where, self._config, pins, progress), self._name)
+                    planner = plan_with_remat if self._config.remat == "auto" else make_plan
+                    return planner(program, _request(where, self._config, pins, progress), self._name)
 
                 places = self._places()
                 data = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
+        if data.recomputed is not None:
+            program, _ = recompute(program, data.recomputed.turn, data.recomputed.nodes)
         self._placement = data.placement  # for all shapes of arguments the same
         data.in_tree, data.out_tree = in_tree, out_tree
         plan = Plan.of(data)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .cluster import Cluster
 from .errors import PlanError
@@ -48,7 +48,9 @@ class AutoParallelConfig:
         cluster: a preset's name, a ``Cluster``, or a path to its TOML; None: detected.
         narrow_partial: allow a partial sum to be converted to a narrower float before it is reduced (float32 gradients
             reduced as bfloat16, say): fewer bytes, but every term is rounded, so results change.
-        grad_accumulation, remat, pipeline: see the architecture; not built yet.
+        remat: "auto": where memory is short, the planner also chooses what of the forward part to make again in the
+            backward part. None: what the function itself says (``jax.checkpoint``).
+        grad_accumulation, pipeline: see the architecture; not built yet.
     """
 
     solver: str = "ilp"
@@ -65,15 +67,20 @@ class AutoParallelConfig:
     cluster: str | Path | Cluster | None = None
     narrow_partial: bool = False
     grad_accumulation: int = 1
-    remat: Any = None
+    remat: Literal["auto"] | None = None
     pipeline: Any = None
 
     def __post_init__(self) -> None:
         lookup(self.solver)  # raises for names that are not known
         defaults = {f.name: f.default for f in fields(AutoParallelConfig)}
-        unbuilt = [name for name in ("grad_accumulation", "remat", "pipeline") if getattr(self, name) != defaults[name]]
+        unbuilt = [name for name in ("grad_accumulation", "pipeline") if getattr(self, name) != defaults[name]]
         if unbuilt:
             raise PlanError(f"not built yet: {', '.join(unbuilt)}; leave them at their defaults")
+        if self.remat not in (None, "auto"):
+            raise PlanError(
+                f"remat is None or 'auto', got {self.remat!r}; to choose yourself what is made again, wrap parts of "
+                "the function in jax.checkpoint"
+            )
         for name in ("time_limit", "wait_time", "computation_cost_ratio", "gap"):
             value = getattr(self, name)
             if value is not None and not value >= 0:

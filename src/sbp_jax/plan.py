@@ -102,13 +102,23 @@ class Boxing:
         return f"{self.value} ({self.src}) -> ({self.dst}): {self.collective}{where}"
 
 
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Rematerialisation: the nodes of the traced program, up to node ``turn``, that are made again for what reads
+    them beyond it."""
+
+    turn: int
+    nodes: tuple[int, ...]
+
+
 @dataclass
 class PlanData:
     """What was decided for one function on one placement.
 
     ``strategies`` is a table of (operand signatures, result signatures); ``nodes`` indexes it for every node of
     the program in order. ``fingerprint`` identifies the traced program. Bytes are per device and step, seconds
-    per step, memory in bytes per device. ``timeline`` is what ``simulate`` needs besides.
+    per step, memory in bytes per device. ``timeline`` is what ``simulate`` needs besides. With ``recomputed``,
+    ``nodes`` are those of the program after ``trace.recompute``.
     """
 
     function: str
@@ -131,6 +141,7 @@ class PlanData:
     notes: list[str] = field(default_factory=list)
     statistics: dict[str, float] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
+    recomputed: Recomputed | None = None
     in_tree: Any = None
     out_tree: Any = None
 
@@ -201,6 +212,7 @@ class PlanData:
         data["strategies"] = strategies
         data["nodes"] = self.nodes
         data["timeline"] = self.timeline.to_json()
+        data["recomputed"] = self.recomputed and asdict(self.recomputed)
         return data
 
     @classmethod
@@ -227,6 +239,7 @@ class PlanData:
                 ],
                 nodes=list(data["nodes"]),
                 timeline=Timeline.from_json(data["timeline"]),
+                recomputed=_recomputed(data["recomputed"]),
             )
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise PlanError(f"{where} is incomplete or damaged: {type(error).__name__} {error}") from error
@@ -266,6 +279,10 @@ _PLAIN = (
 def _placement(x: Mapping[str, Any]) -> Placement:
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in x.items()}
     return Placement(**values)
+
+
+def _recomputed(x: Mapping[str, Any] | None) -> Recomputed | None:
+    return None if x is None else Recomputed(int(x["turn"]), tuple(x["nodes"]))
 
 
 def _leaf_json(leaf: Leaf) -> list[Any]:

@@ -40,7 +40,7 @@ def too_small(limit: float, least: Least, footprint: Footprint) -> str:
         f"{_bytes(least.peak)}, {_size(short)} ({short / max(limit, 1.0):.1%}) more; {proof}. "
         f"{_most(least, footprint)}"
         f"Raise memory_limit to {least.peak:.0f}, use more devices, a smaller batch, or rematerialisation "
-        "(jax.checkpoint)"
+        "(remat='auto', jax.checkpoint)"
     )
 
 

@@ -67,6 +67,20 @@ class Op:
     label: str = ""
     index: int = -1
 
+    @property
+    def reads(self) -> list[Value]:
+        """The values among its operands."""
+        return [x for x in self.ins if isinstance(x, Value)]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first and last index of its nodes: its own."""
+        return self.index, self.index
+
+    def rename(self, names: Mapping[int, Atom]) -> None:
+        """Read other values, by id."""
+        self.ins = tuple(names.get(x.id, x) if isinstance(x, Value) else x for x in self.ins)
+
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.outs))} = {self.name} {', '.join(map(str, self.ins))}"
 
@@ -90,6 +104,25 @@ class Structured:
     def ins(self) -> Iterator[Atom]:
         """What the boundary reads, bodies' results included."""
         return (x for op in self.links for x in op.ins)
+
+    @property
+    def reads(self) -> list[Value]:
+        """What it reads of the scope around it."""
+        inner = {v.id for link in self.links for v in link.outs}
+        inner |= {v.id for body in self.bodies for node in body.nodes() for v in node.outs}
+        return [x for x in self.ins if isinstance(x, Value) and x.id not in inner]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first and last index of its nodes: links, then bodies."""
+        indices = [link.index for link in self.links]
+        indices += [node.index for body in self.bodies for node in body.nodes()]
+        return min(indices), max(indices)
+
+    def rename(self, names: Mapping[int, Atom]) -> None:
+        """Read other values of the scope around it, by id."""
+        for link in self.links:
+            link.rename(names)
 
 
 @dataclass(eq=False, slots=True)

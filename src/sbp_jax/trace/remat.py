@@ -1,0 +1,229 @@
+"""Rematerialisation as a change of the graph: what is made before a point is made again where it is read after it.
+
+A step's *turn* is the point where its forward part ends: what that part left for the backward one is held there. The
+nodes to recompute are not held over it: a reader beyond the turn gets a copy of the node, made just before it from
+what is held, behind an optimisation barrier as ``jax.checkpoint``'s (XLA would otherwise see the same computation
+twice and keep the first). Where one scan collects what another reads slice by slice, the copy is made inside the
+second one's body, and the slices are not collected.
+
+Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost", arXiv:1604.06174.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from .expand import remove_dead
+from .graph import Atom, Graph, Op, Program, Structured, Value
+
+Renamed = Mapping[int, Atom]
+
+
+def recompute(program: Program, turn: int, nodes: Collection[int]) -> tuple[Program, list[int]]:
+    """The program in which ``nodes`` (indices up to ``turn``) are made again for their readers beyond it.
+
+    Also returns, for each node of the new program, the node of the old one that it is, or is a copy of; -1 for
+    barriers and new links of scans.
+    """
+    return _Rewriter(program, turn, nodes).run()
+
+
+class _Rewriter:
+    """Copies a program, and nodes in it once more where they are read late. The old program stays as it is."""
+
+    def __init__(self, program: Program, turn: int, nodes: Collection[int]) -> None:
+        self.program, self.turn = program, turn
+        early = [op for op in program.nodes if op.index <= turn]
+        self.dropped = {v.id: op for op in early if op.index in nodes for v in op.outs}
+        self.early = {v.id for op in early for v in op.outs}
+        self.count = max((v.id for op in program.nodes for v in op.outs), default=0)
+        self.origin: dict[Op, int] = {}
+
+    def run(self) -> tuple[Program, list[int]]:
+        p = self.program
+        inputs = [self.op(op, {}) for op in p.input_ops]
+        graph = self.region(p.graph)
+        remove_dead(graph)
+        new = Program(graph, inputs, [self.op(op, {}) for op in p.output_ops], p.constants, donated=list(p.donated))
+        return new, [self.origin.get(op, -1) for op in new.nodes]
+
+    def region(self, graph: Graph) -> Graph:
+        """A graph with the turn in it: ops before it as they are, ops after it reading what is made again."""
+        ops: list[Op | Structured] = []
+        renamed: dict[int, Atom] = {}
+        collected: dict[int, tuple[Structured, Op]] = {}
+        for op in graph.ops:
+            first, last = op.span
+            if last <= self.turn:
+                ops.append(new := self.copy(op, {}))
+                if isinstance(new, Structured) and new.kind == "scan":
+                    collected.update((link.outs[0].id, (new, link)) for link in new.roles["stack"])
+            elif first > self.turn:
+                pair = _Pair.between(self, collected, op)
+                reads = [x for x in op.reads if pair is None or x.id not in pair.slices]
+                ops += self.again(reads, renamed, graph.times)
+                ops.append(new := self.copy(op, renamed))
+                if pair is not None and isinstance(new, Structured):
+                    pair.rewrite(new)
+            else:  # a loop around both, over micro-batches say
+                ops.append(self.copy(op, {}, self.region))
+        return Graph(list(graph.inputs), list(graph.outputs), ops, graph.times)
+
+    def again(self, reads: Sequence[Value], renamed: dict[int, Atom], times: float) -> list[Op | Structured]:
+        """What of ``reads`` is dropped, made again behind a barrier; ``renamed`` learns it.
+
+        One of ``reads`` that is made late goes through the barrier too: the copies wait until it is there.
+        """
+        order = self.closure(reads, renamed)
+        if not order:
+            return []
+        own = {v.id for op in order for v in op.outs}
+        held = {x.id: x for op in order for x in op.ins if isinstance(x, Value) and x.id not in own}
+        held = {i: x for i, x in held.items() if i not in renamed and x.shape}
+        late = [x for x in reads if x.id not in self.early and x.id not in renamed and x.shape]
+        links = [self.link("sbp.barrier", x, times, order[0]) for x in [*held.values(), *late[-1:]]]
+        renamed.update((x.id, link.outs[0]) for x, link in zip(late[-1:], links[len(held) :], strict=True))
+        inside = {**renamed, **{i: link.outs[0] for i, link in zip(held, links, strict=False)}}
+        ops: list[Op | Structured] = [Structured("barrier", {}, (), {"barrier": links}, order[0].info)] if links else []
+        for op in order:
+            ops.append(self.clone(op, inside, times))
+            renamed.update((v.id, inside[v.id]) for v in op.outs)
+        return ops
+
+    def closure(self, reads: Iterable[Atom], known: Collection[int]) -> list[Op]:
+        """The dropped nodes that must run for ``reads``, in program order."""
+        found: dict[int, Op] = {}
+        pending = list(reads)
+        while pending:
+            x = pending.pop()
+            if not isinstance(x, Value) or x.id in known or x.id not in self.dropped:
+                continue
+            op = self.dropped[x.id]
+            if op.index not in found:
+                found[op.index] = op
+                pending += op.ins
+        return [found[k] for k in sorted(found)]
+
+    def value(self, like: Value, times: float, shape: tuple[int, ...] | None = None) -> Value:
+        """A new value that looks like another."""
+        self.count += 1
+        return Value(self.count, like.shape if shape is None else shape, like.dtype, times, like.name)
+
+    def link(self, name: str, x: Value, times: float, cause: Op, shape: tuple[int, ...] | None = None) -> Op:
+        """A new boundary op from ``x`` to a value like it."""
+        return Op(name, (x,), (self.value(x, times, shape),), info=cause.info)
+
+    def clone(self, op: Op, inside: dict[int, Atom], times: float) -> Op:
+        """An op once more, with results of its own, which ``inside`` learns."""
+        new = self.op(op, inside)
+        new.outs = tuple(self.value(v, times) for v in op.outs)
+        inside.update((v.id, w) for v, w in zip(op.outs, new.outs, strict=True))
+        return new
+
+    def op(self, op: Op, renamed: Renamed) -> Op:
+        """The op with renamed operands."""
+        ins = tuple(renamed.get(x.id, x) if isinstance(x, Value) else x for x in op.ins)
+        new = Op(op.name, ins, op.outs, op.params, op.primitive, op.info, op.label)
+        self.origin[new] = op.index
+        return new
+
+    def copy(
+        self, op: Op | Structured, renamed: Renamed, body: Callable[[Graph], Graph] | None = None
+    ) -> Op | Structured:
+        """An op, or control flow with its links and bodies; ``renamed`` are values of the scope around it."""
+        if isinstance(op, Op):
+            return self.op(op, renamed)
+        roles = {role: [self.op(link, renamed) for link in links] for role, links in op.roles.items()}
+        bodies = tuple((body or self.graph)(b) for b in op.bodies)
+        return Structured(op.kind, op.params, bodies, roles, op.info)
+
+    def graph(self, graph: Graph) -> Graph:
+        """A body as it is."""
+        return Graph(list(graph.inputs), list(graph.outputs), [self.copy(op, {}) for op in graph.ops], graph.times)
+
+
+class _Pair:
+    """An early scan that collects, and the late one that reads it slice by slice.
+
+    ``slices`` are the collected arrays that are not to be: by id, the early scan's result in its body.
+    """
+
+    def __init__(self, rewriter: _Rewriter, early: Structured, slices: dict[int, Value]) -> None:
+        self.r, self.early, self.slices = rewriter, early, slices
+
+    @classmethod
+    def between(
+        cls, rewriter: _Rewriter, collected: Mapping[int, tuple[Structured, Op]], late: Op | Structured
+    ) -> "_Pair | None":
+        """The pair of a late scan with the early one that it reads dropped slices of, where there is one."""
+        if not isinstance(late, Structured) or late.kind != "scan":
+            return None
+        found: dict[int, tuple[Structured, dict[int, Value]]] = {}
+        for link in late.roles["unstack"]:
+            stacked = link.ins[0]
+            if not isinstance(stacked, Value) or stacked.id not in collected:
+                continue
+            early, source = collected[stacked.id]
+            inner = source.ins[0]
+            if isinstance(inner, Value) and inner.id in rewriter.dropped:
+                if early.params["length"] == late.params["length"]:
+                    found.setdefault(id(early), (early, {}))[1][stacked.id] = inner
+        if not found:
+            return None
+        early, slices = max(found.values(), key=lambda pair: len(pair[1]))
+        return cls(rewriter, early, slices)
+
+    def rewrite(self, late: Structured) -> None:
+        """The late scan's body makes the slices itself, from what it can read of the early scan's."""
+        body, roles = late.bodies[0], late.roles
+        wanted = {
+            link.outs[0].id: self.slices[x.id]
+            for link in roles["unstack"]
+            if isinstance(x := link.ins[0], Value) and x.id in self.slices
+        }
+        roles["unstack"] = [link for link in roles["unstack"] if link.outs[0].id not in wanted]
+        known: dict[int, Atom] = {}
+        ops: list[Op | Structured] = []
+        for op in body.ops:
+            ops += self.again(op, wanted, known, late)
+            ops.append(op)
+        for link in (*roles["carry"], *roles["stack"]):  # a slice may go straight out of the body
+            ops += self.again(link, wanted, known, late)
+        body.ops[:] = ops
+
+    def again(
+        self, reader: Op | Structured, wanted: Mapping[int, Value], known: dict[int, Atom], late: Structured
+    ) -> list[Op]:
+        """The copies that a reader in the late body needs; it reads them from now on."""
+        slices = {x.id: wanted[x.id] for x in reader.reads if x.id in wanted}
+        ops = []
+        for op in self.r.closure(slices.values(), known):
+            for x in op.ins:
+                if isinstance(x, Value) and x.id not in known:
+                    known[x.id] = self.bring(x, late, op)
+            ops.append(self.r.clone(op, known, late.bodies[0].times))
+        reader.rename({i: known[inner.id] for i, inner in slices.items()})
+        return ops
+
+    def bring(self, x: Value, late: Structured, cause: Op) -> Atom:
+        """A value of the early scan's body in the late one's: entered, or sliced, as it is there."""
+        for role in ("enter", "unstack"):
+            for link in self.early.roles[role]:
+                if link.outs[0].id == x.id and isinstance(link.ins[0], Value):
+                    return self.read(role, link.ins[0], x, late, cause)
+        for link in self.early.roles["stack"]:
+            if link.ins[0] is x:
+                return self.read("unstack", link.outs[0], x, late, cause)
+        length = self.early.params["length"]
+        stack = self.r.link("sbp.stack", x, late.bodies[0].times / length, cause, (length, *x.shape))
+        self.early.roles["stack"].append(stack)
+        return self.read("unstack", stack.outs[0], x, late, cause)
+
+    def read(self, role: str, outer: Value, like: Value, late: Structured, cause: Op) -> Atom:
+        """The late body's value of an outer one, by a link that is there already or a new one."""
+        for link in late.roles[role]:
+            if link.ins[0] is outer:
+                return link.outs[0]
+        body = late.bodies[0]
+        link = Op(f"sbp.{role}", (outer,), (self.r.value(like, body.times),), info=cause.info)
+        late.roles[role].append(link)
+        body.inputs.append(link.outs[0])
+        return link.outs[0]

@@ -1,0 +1,79 @@
+"""``remat="auto"``: seconds against bytes, by minimum cuts; under a memory limit the cheapest mix wins."""
+
+import jax
+import numpy as np
+import pytest
+
+import sbp_jax as sbp
+from sbp_jax import Plan, capture
+from sbp_jax.cluster import get
+from sbp_jax.planner import Request, make_plan
+from sbp_jax.planner.cost import CostModel
+from sbp_jax.planner.cut import Ladder, Sizes, find_turn
+from zoo import gpt
+
+GPT = {"layers": 8, "hidden": 256, "heads": 8, "seq": 256, "vocab": 512, "batch": 64, "dropout": 0.0}
+
+
+def where(*shape: int) -> sbp.Placement:
+    return sbp.placement.abstract(shape, axis_names=("dp", "tp")[: len(shape)], cluster="a100-80")
+
+
+def planned(limit: float | None, remat, **options) -> Plan:
+    case = gpt.build("tiny", **GPT, **options)
+    config = sbp.AutoParallelConfig(memory_limit=limit, remat=remat)
+    return sbp.plan(case.step, jax.eval_shape(case.init), case.batch(0), placement=where(8), donate_argnums=0,
+                    config=config)  # fmt: skip
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_short_of_memory_the_planner_recomputes_and_fits(scan: bool) -> None:
+    free = planned(None, "auto", scan_layers=scan)
+    assert free.recomputed is None
+    limit = 0.5 * free.memory_per_device
+    tight = planned(limit, "auto", scan_layers=scan)
+    assert tight.recomputed is not None and tight.memory_per_device <= limit
+    assert tight.compute_seconds > free.compute_seconds
+    try:
+        assert tight.objective <= planned(limit, None, scan_layers=scan).objective
+    except sbp.PlanError:
+        pass  # without recomputation nothing fits
+
+
+def test_memory_that_suffices_recomputes_nothing() -> None:
+    assert planned(80e9, "auto", scan_layers=True).recomputed is None
+
+
+def test_the_choice_is_in_the_file_and_runs_from_it(tmp_path) -> None:
+    case = gpt.build("tiny", dropout=0.0, layers=2, scan_layers=True)
+    p = sbp.placement("cpu", np.arange(8).reshape(2, 4), axis_names=("dp", "tp"))
+    free = sbp.plan(case.step, jax.eval_shape(case.init), case.batch(0), placement=p, donate_argnums=0)
+    config = sbp.AutoParallelConfig(memory_limit=0.8 * free.memory_per_device, remat="auto")
+    plan = sbp.plan(case.step, jax.eval_shape(case.init), case.batch(0), placement=p, donate_argnums=0, config=config)
+    assert plan.recomputed is not None
+    plan.save(tmp_path / "plan.json")
+    step = sbp.auto_parallel(case.step, plan=Plan.load(tmp_path / "plan.json"), donate_argnums=0)
+    _, loss = step(case.init(), case.batch(0))
+    np.testing.assert_allclose(loss, jax.jit(case.step)(case.init(), case.batch(0))[1], rtol=1e-5)
+
+
+def test_what_costs_little_and_holds_much_goes_first() -> None:
+    case = gpt.build("tiny", **GPT)
+    program, _, _ = capture.trace(case.step, (jax.eval_shape(case.init), case.batch(0)), {}, (), (0,))
+    p, cluster = where(8), get("a100-80")
+    plan = make_plan(program, Request(placement=p, cluster=cluster))
+    sizes = Sizes(program, plan, CostModel(cluster, p.shape))
+    turn = find_turn(program, sizes)
+    assert turn is not None
+    ladder = Ladder(program, plan, turn, sizes)
+    rungs = ladder.rungs()
+    assert len(rungs) >= 2
+    for r in rungs:
+        assert ladder.saved(r.nodes) == pytest.approx(r.saved_bytes)
+    rates = [r.seconds / r.saved_bytes for r in rungs]
+    assert rates == sorted(rates) and rungs[-1].saved_bytes > 0.9 * turn.held_bytes
+
+
+def test_other_words_than_auto_are_refused() -> None:
+    with pytest.raises(sbp.PlanError, match=r"remat is None or 'auto', got 'full'.*jax.checkpoint"):
+        sbp.AutoParallelConfig(remat="full")  # pyright: ignore[reportArgumentType]

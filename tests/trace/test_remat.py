@@ -1,0 +1,71 @@
+"""Programs that make values again compute what they did."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp_jax as sbp
+from sbp_jax import api, capture
+from sbp_jax.cluster import CPU
+from sbp_jax.planned import Plan
+from sbp_jax.planner import Request, make_plan
+from sbp_jax.trace import Program, Structured, recompute
+from zoo import gpt
+
+
+def traced(**options):
+    case = gpt.build("tiny", dropout=0.0, layers=2, **options)
+    state, batch = case.init(), jax.tree.map(jnp.asarray, case.batch(0))
+    program, _, out_shape = capture.trace(case.step, (state, batch), {}, (), ())
+    # A node in the loss, where the forward part has read all that it reads of the layers.
+    turn = max(op.index for op in program.nodes if op.name == "log")
+    logits = max(op.index for op in program.nodes if op.name == "reduce_max")
+    layers = {op.index for op in program.nodes if op.index < logits - 1 and op.primitive is not None}
+    return case, (state, batch), program, out_shape, *recompute(program, turn, layers)
+
+
+def count(program: Program, name: str) -> int:
+    return sum(op.name == name for op in program.nodes)
+
+
+@pytest.mark.parametrize("options", [{}, {"scan_layers": True}, {"grad_accumulation": 2, "scan_layers": True}], ids=str)
+def test_a_training_step_that_makes_everything_again_computes_the_same(options) -> None:
+    case, args, program, out_shape, again, origin = traced(**options)
+    assert count(again, "dot_general") > count(program, "dot_general")
+    assert all(k < 0 or program.nodes[k].name == op.name for op, k in zip(again.nodes, origin, strict=True))
+    p = sbp.placement("cpu", np.arange(8).reshape(2, 4), axis_names=("dp", "tp"))
+    plan = Plan.of(make_plan(again, Request(placement=p, cluster=CPU)))
+    entry = api._entry(again, plan, (args, {}), jax.tree.structure(out_shape), ())
+    want, got = jax.jit(case.step)(*args), entry.jitted(*args, ({}, entry.constants))
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(got[0]["params"]), jax.tree.leaves(want[0]["params"]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)  # AdamW's first step is a sign
+    assert plan.verify(api._lower(entry, args, {}).compile()).ok
+
+
+def test_the_program_given_is_left_as_it_is() -> None:
+    _, _, program, _, again, origin = traced()
+    assert [op.index for op in program.nodes] == list(range(len(program.nodes)))
+    assert [op.index for op in again.nodes] == list(range(len(again.nodes))) and len(origin) == len(again.nodes)
+    assert not {op for op in again.nodes} & {op for op in program.nodes}
+
+
+def test_a_scan_collects_only_what_the_copies_start_from() -> None:
+    _, _, program, _, again, _ = traced(scan_layers=True)
+
+    def stacks(p: Program) -> list[tuple[int, ...]]:
+        scans = [op for op in p.graph.ops if isinstance(op, Structured) and op.kind == "scan"]
+        return [link.outs[0].shape for link in scans[0].roles["stack"]]
+
+    assert stacks(again) == [(2, 16, 32, 64)]  # what each layer is given
+    assert len(stacks(program)) > 8
+
+
+def test_copies_wait_behind_a_barrier_for_what_their_reader_waits_for() -> None:
+    *_, again, _ = traced()
+    barriers = [op for op in again.graph.ops if isinstance(op, Structured) and op.kind == "barrier"]
+    made = {v.id: op.index for op in again.nodes for v in op.outs}
+    late = max(op.index for op in again.nodes if op.name == "log")
+    waits = [max(made[link.reads[0].id] for link in b.links) for b in barriers]
+    assert len(barriers) > 4 and sum(w > late for w in waits) >= len(barriers) - 1
