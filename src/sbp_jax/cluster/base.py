@@ -25,6 +25,7 @@ class Cluster:
 
     matmul_efficiency: the part of peak FLOP/s that a large matrix product sustains.
     memory_efficiency: the part of peak bytes per second that streaming through a device's memory reaches.
+    fused_efficiency: the part of that which kernels with arithmetic reach: element-wise ops, reductions.
     op_seconds_floor: what the smallest kernel takes.
     overlaps: the kinds of collectives (as ``collective_seconds`` takes them) that run beside compute where the
         program's dependences let them, each level's on a stream of its own. The planner does not use it: its costs
@@ -44,11 +45,13 @@ class Cluster:
     overlaps: frozenset[str] = ASYNC
     overlap_slowdown: float = 0.0
     library: str = "generic"
+    fused_efficiency: float = 1.0
 
     def __post_init__(self) -> None:
         where = f"cluster {self.name!r}"
         check_levels(self.levels)
-        fraction(where, matmul_efficiency=self.matmul_efficiency, memory_efficiency=self.memory_efficiency)
+        fraction(where, matmul_efficiency=self.matmul_efficiency, memory_efficiency=self.memory_efficiency,
+                 fused_efficiency=self.fused_efficiency)  # fmt: skip
         not_negative(where, op_seconds_floor=self.op_seconds_floor, overlap_slowdown=self.overlap_slowdown)
         if unknown := sorted(self.overlaps - set(KINDS)):
             raise SbpError(f"{where}: overlaps {', '.join(unknown)}: possible are {', '.join(KINDS)}")
@@ -67,11 +70,12 @@ class Cluster:
     def op_seconds(self, flops: float, moved_bytes: float, dtype: str, is_kernel: bool = True) -> float:
         """One op on one device: the longer of arithmetic and memory traffic, and at least a kernel's time.
 
-        ``is_kernel``: False for an op that runs inside the kernel of another. The roofline model: Williams, Waterman
+        ``is_kernel``: False for an op that runs inside the kernel of another. Without ``flops``, a copy. The roofline model: Williams, Waterman
         and Patterson, CACM 52(4), 2009.
         """
         arithmetic = flops / (self.device.rate(dtype) * self.matmul_efficiency)
-        return max(arithmetic, moved_bytes / self.memory_rate, self.op_seconds_floor if is_kernel else 0.0)
+        moving = moved_bytes / (self.memory_rate * (self.fused_efficiency if flops else 1.0))
+        return max(arithmetic, moving, self.op_seconds_floor if is_kernel else 0.0)
 
     def matmul_seconds(
         self, m: int, n: int, k: int, dtype: str, itemsize: int, batch: int = 1, moved_bytes: float | None = None

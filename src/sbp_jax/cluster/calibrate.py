@@ -281,7 +281,7 @@ def _tiling(chip: Any) -> tuple[Any, ...]:
     known = preset_of(chip.device_kind)
     if known is not None:
         d = known.device
-        return d.units, d.tiles, d.fill_seconds, d.cache_bytes_per_second
+        return d.units, d.tiles, d.fill_seconds, d.cache_bytes_per_second, d.stores_between
     units = getattr(chip, "core_count", None)
     return (units, GPU_TILES, FILL_SECONDS) if chip.platform == "gpu" and units else ()
 

@@ -8,7 +8,11 @@ of cuBLAS's tiles. A wave takes
 * its arithmetic: 2 a b k operations on a tile of a x b, at the unit's part of the sustained rate;
 * or the reading of its operands through the cache shared by all units, (a + b) k elements a tile, where that is
   longer (small tiles re-read more);
-* and the filling of its pipeline: first loads and last stores meet no arithmetic, some two round trips to memory.
+* and the filling of its pipeline: first loads and last stores meet no arithmetic, some two round trips to memory;
+* and the storing of its results, which meets no arithmetic either where every unit works on one tile at a time and all
+  end together ("CUTLASS documentation", "Efficient GEMM in CUDA": a tile's epilogue follows its main loop, and only the
+  persistent kernels of Hopper and after put the one beside the other's next). Where k is short, as in attention's
+  products, that is most of the time.
 
 Where a product has few tiles but a long k, libraries cut k too and add up the pieces in memory ("split-k"). The best
 of all that is taken, as libraries do by their heuristics, but never less than operands and result take to cross the
@@ -36,6 +40,7 @@ class Device:
     tiles: rows, columns and depth of the tiles that its library has.
     fill_seconds: what a wave of tiles spends on filling its pipeline.
     cache_bytes_per_second: from the cache that all units share; 0 leaves it out of account.
+    stores_between: 1 where a tile's results are stored before the next tile begins; 0 where meanwhile.
     """
 
     name: str
@@ -46,13 +51,14 @@ class Device:
     tiles: tuple[Tile, ...] = ()
     fill_seconds: float = 0.0
     cache_bytes_per_second: float = 0.0
+    stores_between: int = 0
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
         positive(where, memory_bytes=self.memory_bytes, memory_bytes_per_second=self.memory_bytes_per_second)
         positive(f"{where}, flops_per_second", **dict(self.flops_per_second))
         not_negative(where, units=self.units, fill_seconds=self.fill_seconds,
-                     cache_bytes_per_second=self.cache_bytes_per_second)  # fmt: skip
+                     cache_bytes_per_second=self.cache_bytes_per_second, stores_between=self.stores_between)  # fmt: skip
         for tile in self.tiles:
             positive(f"{where}, tile {list(tile)}", rows=tile[0], columns=tile[1], depth=tile[2])
         positive(where, **{"flops_per_second of float32": dict(self.flops_per_second).get("float32", 0.0)})
@@ -65,11 +71,11 @@ class Device:
 
 def device(
     name: str, rates: Mapping[str, float], memory_bytes: float, memory_bytes_per_second: float, units: int = 0,
-    tiles: tuple[Tile, ...] = (), fill_seconds: float = 0.0, cache_bytes_per_second: float = 0.0,
+    tiles: tuple[Tile, ...] = (), fill_seconds: float = 0.0, cache_bytes_per_second: float = 0.0, stores_between: int = 0,
 ) -> Device:  # fmt: skip
     """A ``Device`` from a mapping of rates."""
     return Device(name, tuple(sorted(rates.items())), memory_bytes, memory_bytes_per_second, units, tiles,
-                  fill_seconds, cache_bytes_per_second)  # fmt: skip
+                  fill_seconds, cache_bytes_per_second, stores_between)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=65536)
@@ -78,7 +84,8 @@ def product_seconds(
 ) -> float:
     """Seconds of ``batch`` products of m x k and k x n, memory traffic of operands and result apart.
 
-    ``rate`` in sustained FLOP/s; ``memory_rate`` in bytes per second, for the pieces of a product whose k is cut.
+    ``rate`` in sustained FLOP/s; ``memory_rate`` in bytes per second, for storing results between tiles and for the
+    pieces of a product whose k is cut.
     """
     if not device.units or not device.tiles:
         return 2.0 * batch * m * n * k / rate
@@ -97,6 +104,8 @@ def product_seconds(
                 reading = (rows + columns) * deep * itemsize * units / device.cache_bytes_per_second
             waves = math.ceil(tiles * split / units)
             total = waves * (max(arithmetic, reading) + device.fill_seconds)
+            if split == 1 and device.stores_between:
+                total += batch * m * n * itemsize / memory_rate
             if split > 1:
                 total += 2.0 * split * batch * m * n * _PARTIAL_BYTES / memory_rate
             best = min(best, total)

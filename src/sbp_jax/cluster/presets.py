@@ -61,6 +61,7 @@ _PAIRED_TILES: tuple[Tile, ...] = ((256, 256, 64), *GPU_TILES)
 FILL_SECONDS = 1e-6
 _NVLINK_STEP, _NETWORK_STEP, _STARTUP = 3.4e-6, 14e-6, 8.4e-6
 _SLOWDOWN = 0.189
+_FUSED = 0.82
 
 
 def _node(gbs: float, efficiency: float, pair_gbs: float | None = None) -> Level:
@@ -75,10 +76,13 @@ def _network(gbs: float, adapters: int | None = None) -> Level:
 def _gpus(
     name: str, tflops: dict[str, float], memory_gib: float, memory_tbs: float, units: int, cache_tbs: float,
     sustained: float, levels: tuple[Level, ...], memory_efficiency: float = 0.88, tiles: tuple[Tile, ...] = GPU_TILES,
+    stores_between: int = 0,
 ) -> Cluster:  # fmt: skip
     rates = {name: value * 1e12 for name, value in tflops.items()}
-    chip = device(name, rates, memory_gib * _GIB, memory_tbs * 1e12, units, tiles, FILL_SECONDS, cache_tbs * 1e12)
-    return Cluster(name, chip, levels, sustained, memory_efficiency, 2e-6, overlap_slowdown=_SLOWDOWN, library="nccl")
+    chip = device(name, rates, memory_gib * _GIB, memory_tbs * 1e12, units, tiles, FILL_SECONDS, cache_tbs * 1e12,
+                  stores_between)  # fmt: skip
+    return Cluster(name, chip, levels, sustained, memory_efficiency, 2e-6, overlap_slowdown=_SLOWDOWN, library="nccl",
+                   fused_efficiency=_FUSED)  # fmt: skip
 
 
 def _tflops(half: float, float32: float, float64: float) -> dict[str, float]:
@@ -106,9 +110,9 @@ PRESETS: dict[str, Cluster] = {
     for c in (
         CPU,
         _gpus("v100", _tflops(125, 15.7, 7.8), 32, 0.9, 80, 3.1, 0.74,
-              (_node(150, 0.8, pair_gbs=37.5), _network(12.5, adapters=4))),
-        _gpus("a100-40", _tflops(312, 156, 19.5), 40, 1.555, 108, 7.2, 0.87, _A100),
-        _gpus("a100-80", _tflops(312, 156, 19.5), 80, 2.039, 108, 7.2, 0.87, _A100),
+              (_node(150, 0.8, pair_gbs=37.5), _network(12.5, adapters=4)), stores_between=1),
+        _gpus("a100-40", _tflops(312, 156, 19.5), 40, 1.555, 108, 7.2, 0.85, _A100, stores_between=1),
+        _gpus("a100-80", _tflops(312, 156, 19.5), 80, 2.039, 108, 7.2, 0.85, _A100, stores_between=1),
         _gpus("h100", _tflops(989, 494, 67), 80, 3.35, 132, 9.4, 0.80, _H100),
         _gpus("h200", _tflops(989, 494, 67), 141, 4.8, 132, 9.4, 0.80, _H100),
         _gpus("b200", _tflops(2250, 1100, 40), 180, 8.0, 148, 18.8, 0.75, (_node(900, 0.802), _network(50)),

@@ -89,6 +89,7 @@ def parse(text: str) -> Cluster:
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "name": str, "library": str, "overlaps": list, "device": Mapping, "level": list, "flops_per_second": Mapping,
     "tiles": list, "devices": int, "uplinks": int, "units": int,
+    "stores_between": int,
 }  # fmt: skip
 
 
@@ -122,5 +123,5 @@ def _spoken(wanted: Any) -> str:
 
 def _floats(table: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     """Numbers as floats, as written in code: 1 and 1.0 make the same cluster anyway."""
-    whole = ("devices", "uplinks", "units")
+    whole = ("devices", "uplinks", "units", "stores_between")
     return {**defaults, **{k: float(v) if isinstance(v, int) and k not in whole else v for k, v in table.items()}}
