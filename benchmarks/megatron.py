@@ -21,7 +21,7 @@ import argparse
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,8 @@ def simulated(row: Row, is_free: bool) -> tuple[sbp.Plan, sbp.Simulation]:
     batch = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, case.batch(0)))
     fixed = None if is_free else pins(case, state, batch)
     plan = sbp.plan(case.step, state, batch, placement=where, donate_argnums=0, in_sbp=fixed)
-    return plan, plan.simulate()
+    cluster = sbp.cluster.get("a100-80")
+    return plan, plan.simulate(cluster if is_free else replace(cluster, overlaps=frozenset()))
 
 
 def pins(case: Any, state: Any, batch: Any) -> Any:
