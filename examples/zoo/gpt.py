@@ -138,9 +138,9 @@ def block(config: GptConfig, x: jax.Array, p: Tree, key: jax.Array | None) -> ja
     keys = (None,) * 3 if key is None else jax.random.split(key, 3)
     p = jax.tree.map(lambda leaf: leaf.astype(config.dtype), p)
     mixed = attention(config, config.constrain(layer_norm(x, p["norm_attention"])), p, keys[0])
-    x = x + dropout(mixed, config.dropout, keys[1])
+    x = config.constrain(x + dropout(mixed, config.dropout, keys[1]))
     middle = jax.nn.gelu(config.constrain(layer_norm(x, p["norm_mlp"])) @ p["w_in"] + p["b_in"])
-    return x + dropout(config.constrain(middle @ p["w_out"]) + p["b_out"], config.dropout, keys[2])
+    return config.constrain(x + dropout(config.constrain(middle @ p["w_out"]) + p["b_out"], config.dropout, keys[2]))
 
 
 def recompute_all(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
