@@ -89,10 +89,14 @@ def simulated(row: Row, is_free: bool) -> tuple[sbp.Plan, sbp.Simulation]:
     def whole(x: jax.Array) -> Any:
         return sbp.to_global(x, "S(0), B", placement=where, grad_sbp="S(0), B")
 
+    def inner(x: jax.Array) -> Any:
+        return sbp.to_global(x, "S(0), S(2)", placement=where, grad_sbp="S(0), S(2)")
+
+    pinned = {} if is_free else {"constrain": whole, "constrain_inner": inner}
     case = gpt.build(
         layers=row.layers, hidden=row.hidden, heads=row.heads, seq=SEQ, vocab=VOCAB, batch=row.data * row.micro_batch,
         dropout=0.1, dtype="bfloat16", half_parameters=True, remat="all", scan_layers=True,
-        grad_accumulation=row.batch // (row.data * row.micro_batch), constrain=(lambda x: x) if is_free else whole,
+        grad_accumulation=row.batch // (row.data * row.micro_batch), **pinned,
     )  # fmt: skip
     state = case.abstract_state()
     batch = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, case.batch(0)))

@@ -44,6 +44,7 @@ class GptConfig:
     scan_layers: bool = False
     half_parameters: bool = False
     constrain: Callable[[jax.Array], jax.Array] = lambda x: x
+    constrain_inner: Callable[[jax.Array], jax.Array] = lambda x: x
     grad_accumulation: int = 1
     learning_rate: float = 3e-3
 
@@ -124,13 +125,13 @@ def attention(config: GptConfig, x: jax.Array, p: Tree, key: jax.Array | None) -
     if config.fused_qkv:
         parts = jnp.split(x @ p["w_qkv"] + p["b_qkv"], 3, axis=-1)
     else:
-        parts = [x @ p[f"w_{n}"] + p[f"b_{n}"] for n in "qkv"]
+        parts = [config.constrain_inner(x @ p[f"w_{n}"] + p[f"b_{n}"]) for n in "qkv"]
     q, k, v = (part.reshape(b, s, config.heads, h // config.heads) for part in parts)
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) / (h // config.heads) ** 0.5
     causal = jnp.tril(jnp.ones((s, s), bool))
     weights = jax.nn.softmax(jnp.where(causal, scores, -1e30), axis=-1).astype(x.dtype)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", dropout(weights, config.dropout, key), v)
-    return config.constrain(mixed.reshape(b, s, h) @ p["w_o"]) + p["b_o"]
+    return config.constrain(config.constrain_inner(mixed.reshape(b, s, h)) @ p["w_o"]) + p["b_o"]
 
 
 def block(config: GptConfig, x: jax.Array, p: Tree, key: jax.Array | None) -> jax.Array:
@@ -140,6 +141,7 @@ def block(config: GptConfig, x: jax.Array, p: Tree, key: jax.Array | None) -> ja
     mixed = attention(config, config.constrain(layer_norm(x, p["norm_attention"])), p, keys[0])
     x = config.constrain(x + dropout(mixed, config.dropout, keys[1]))
     middle = jax.nn.gelu(config.constrain(layer_norm(x, p["norm_mlp"])) @ p["w_in"] + p["b_in"])
+    middle = config.constrain_inner(middle)
     return config.constrain(x + dropout(config.constrain(middle @ p["w_out"]) + p["b_out"], config.dropout, keys[2]))
 
 
