@@ -92,7 +92,7 @@ def simulated(row: Row, is_free: bool) -> tuple[sbp.Plan, sbp.Simulation]:
     def inner(x: jax.Array) -> Any:
         return sbp.to_global(x, "S(0), S(2)", placement=where, grad_sbp="S(0), S(2)")
 
-    pinned = {} if is_free else {"constrain": whole, "constrain_inner": inner}
+    pinned = {} if is_free else {"constrain": whole, "constrain_inner": inner, "lone_softmax": True}
     case = gpt.build(
         layers=row.layers, hidden=row.hidden, heads=row.heads, seq=SEQ, vocab=VOCAB, batch=row.data * row.micro_batch,
         dropout=0.1, dtype="bfloat16", half_parameters=True, remat="all", scan_layers=True,

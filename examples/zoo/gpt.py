@@ -27,7 +27,7 @@ class GptConfig:
     ``remat`` "all" recomputes a block to its last product, as frameworks without dead-code elimination do.
     ``batch`` counts the sequences of one micro-batch; with ``grad_accumulation`` n > 1 the arrays of a
     batch are (n, batch, seq) and their gradients are summed in a scan. ``fused_qkv`` makes one matrix
-    (hidden, 3 hidden) of the three.
+    (hidden, 3 hidden) of the three. ``lone_softmax`` keeps scale, mask and softmax of the scores a kernel of their own.
     """
 
     layers: int = 2
@@ -40,6 +40,7 @@ class GptConfig:
     dtype: str = "float32"
     tied: bool = True
     fused_qkv: bool = False
+    lone_softmax: bool = False
     remat: bool | str = False
     scan_layers: bool = False
     half_parameters: bool = False
@@ -127,9 +128,13 @@ def attention(config: GptConfig, x: jax.Array, p: Tree, key: jax.Array | None) -
     else:
         parts = [config.constrain_inner(x @ p[f"w_{n}"] + p[f"b_{n}"]) for n in "qkv"]
     q, k, v = (part.reshape(b, s, config.heads, h // config.heads) for part in parts)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) / (h // config.heads) ** 0.5
-    causal = jnp.tril(jnp.ones((s, s), bool))
-    weights = jax.nn.softmax(jnp.where(causal, scores, -1e30), axis=-1).astype(x.dtype)
+    scores, causal, low = jnp.einsum("bqhd,bkhd->bhqk", q, k), jnp.tril(jnp.ones((s, s), bool)), jnp.float32(-1e30)
+    if config.lone_softmax:
+        scores, causal, low = jax.lax.optimization_barrier((scores, causal, low))
+    scores = scores.astype(jnp.float32) / (h // config.heads) ** 0.5
+    weights = jax.nn.softmax(jnp.where(causal, scores, low), axis=-1).astype(x.dtype)
+    if config.lone_softmax:
+        weights = jax.lax.optimization_barrier(weights)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", dropout(weights, config.dropout, key), v)
     return config.constrain(config.constrain_inner(mixed.reshape(b, s, h)) @ p["w_o"]) + p["b_o"]
 
