@@ -69,15 +69,16 @@ class CostModel:
     def _seconds(self, cell: Cell, strategy: Strategy, op: Op) -> float:
         values, codes = (*cell.ins, *cell.outs), (*strategy.ins, *strategy.outs)
         moved = sum(n * self.local_bytes(v, c) for v, c, n in zip(values, codes, cell.in_memory, strict=True) if n)
+        flops = cell.flops * strategy.share
         if cell.root is None:
-            if op.name in _TOUCHES:
-                moved = self._touched(cell, strategy, op)
+            if op.name in _TOUCHES:  # they move values, whatever is counted for their indices
+                moved, flops = self._touched(cell, strategy, op), 0.0
             if op.name in _PRODUCTS and len(cell.outs) == 1:
                 return self._product(op, strategy, cell.flops, moved)
         # An op none of whose results reaches memory runs inside the kernel of what reads them.
         is_kernel = any(cell.in_memory[len(cell.ins) :]) or not self._is_hardware
         dtype = str(cell.outs[0].dtype) if cell.outs else "float32"
-        return self.cluster.op_seconds(cell.flops * strategy.share, moved, dtype, is_kernel)
+        return self.cluster.op_seconds(flops, moved, dtype, is_kernel)
 
     def _touched(self, cell: Cell, strategy: Strategy, op: Op) -> float:
         """Bytes read and written by an op that leaves most of its first operand alone."""
