@@ -11,8 +11,11 @@ mesh axis, data parallelism on the outer one, as Megatron places them.
 Micro-batches are those of the authors' script for this table (NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh: 16,
 16, 16, 8, 4, 2, 2, 1, 1, 1), half-precision weights and gradients, float32 copies and Adam's state; each layer is
 recomputed from its input to its last product (96 in the formula counts that; JAX alone would leave the last one out),
-dropout is 0.1. Activations between the parallel regions are whole on the tensor-parallel
-axis, as in the paper (no sequence parallelism). ``--free`` lets the planner choose everything but the mesh.
+dropout is 0.1. As in the paper's program: activations between the parallel regions are whole on the tensor-parallel
+axis, those inside are split; attention's scale, mask and softmax are one kernel, its dropout another (megatron/
+fused_kernels); collectives run in order, none beside compute (gradients were all-reduced after the backward pass until
+2023: NVIDIA/Megatron-LM issues 391 and 428). ``--free`` lets the planner choose everything but the mesh, for a program
+that overlaps.
 
 Exits with 1 where the mean error is above 10 % or one above 20 %. No constant is fitted to these rows.
 """

@@ -70,8 +70,8 @@ class Cluster:
     def op_seconds(self, flops: float, moved_bytes: float, dtype: str, is_kernel: bool = True) -> float:
         """One op on one device: the longer of arithmetic and memory traffic, and at least a kernel's time.
 
-        ``is_kernel``: False for an op that runs inside the kernel of another. Without ``flops``, a copy. The roofline model: Williams, Waterman
-        and Patterson, CACM 52(4), 2009.
+        ``is_kernel``: False for an op that runs inside the kernel of another. Without ``flops`` it is a copy. The
+        roofline model: Williams, Waterman and Patterson, CACM 52(4), 2009.
         """
         arithmetic = flops / (self.device.rate(dtype) * self.matmul_efficiency)
         moving = moved_bytes / (self.memory_rate * (self.fused_efficiency if flops else 1.0))

@@ -9,10 +9,9 @@ of cuBLAS's tiles. A wave takes
 * or the reading of its operands through the cache shared by all units, (a + b) k elements a tile, where that is
   longer (small tiles re-read more);
 * and the filling of its pipeline: first loads and last stores meet no arithmetic, some two round trips to memory;
-* and the storing of its results, which meets no arithmetic either where every unit works on one tile at a time and all
-  end together ("CUTLASS documentation", "Efficient GEMM in CUDA": a tile's epilogue follows its main loop, and only the
-  persistent kernels of Hopper and after put the one beside the other's next). Where k is short, as in attention's
-  products, that is most of the time.
+* and the storing of its results, where a unit's tiles follow each other: a tile's epilogue comes after its last
+  product, all units reach it together, and nothing is computed meanwhile. With a short k, as in attention's scores,
+  that is half of the time (measurements in ``presets``). Later kernels store one tile beside the next.
 
 Where a product has few tiles but a long k, libraries cut k too and add up the pieces in memory ("split-k"). The best
 of all that is taken, as libraries do by their heuristics, but never less than operands and result take to cross the
@@ -58,7 +57,8 @@ class Device:
         positive(where, memory_bytes=self.memory_bytes, memory_bytes_per_second=self.memory_bytes_per_second)
         positive(f"{where}, flops_per_second", **dict(self.flops_per_second))
         not_negative(where, units=self.units, fill_seconds=self.fill_seconds,
-                     cache_bytes_per_second=self.cache_bytes_per_second, stores_between=self.stores_between)  # fmt: skip
+                     cache_bytes_per_second=self.cache_bytes_per_second,
+                     stores_between=self.stores_between)  # fmt: skip
         for tile in self.tiles:
             positive(f"{where}, tile {list(tile)}", rows=tile[0], columns=tile[1], depth=tile[2])
         positive(where, **{"flops_per_second of float32": dict(self.flops_per_second).get("float32", 0.0)})
@@ -71,7 +71,8 @@ class Device:
 
 def device(
     name: str, rates: Mapping[str, float], memory_bytes: float, memory_bytes_per_second: float, units: int = 0,
-    tiles: tuple[Tile, ...] = (), fill_seconds: float = 0.0, cache_bytes_per_second: float = 0.0, stores_between: int = 0,
+    tiles: tuple[Tile, ...] = (), fill_seconds: float = 0.0, cache_bytes_per_second: float = 0.0,
+    stores_between: int = 0,
 ) -> Device:  # fmt: skip
     """A ``Device`` from a mapping of rates."""
     return Device(name, tuple(sorted(rates.items())), memory_bytes, memory_bytes_per_second, units, tiles,

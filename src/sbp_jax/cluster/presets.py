@@ -4,11 +4,19 @@ Peaks are the makers' data sheets', dense (no sparsity), link figures one direct
 (2022), "H100" (2023), "H200" (2024), "DGX B200" (2024); AMD "Instinct MI300X" (2023); Google Cloud documentation,
 "TPU v5p". float32 is the rate that XLA multiplies float32 matrices at by default, TF32 where there is such.
 
-Matrix products, the part of peak that large ones sustain (the clock falls under their load):
-    A100 0.87, H100 0.80, MI300X 0.51: S. Bekman, "Machine Learning Engineering", table of maximum achievable matmul
-    FLOPS (bfloat16, caches reset). V100 0.74: 83 of 112.7 TFLOP/s, Markidis et al., "NVIDIA Tensor Core
-    Programmability, Performance & Precision", IPDPSW 2018. H200: the H100's, the same chip at the same power. B200
-    0.75 and TPU v5p 0.85: assumptions.
+Matrix products, the part of peak that arithmetic alone sustains (the clock falls under its load):
+    A100 0.85: with it the model meets 257 TFLOP/s for 8192 x 8192 x 8192 on random values (H. He, "Strangely, Matrix
+    Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024) and, within 8 %, the nine products of
+    more than 0.1 ms that EleutherAI's "cookbook" shows (``benchmarks/sizing/sample_results``, the scripts of Anthony et
+    al., "The Case for Co-Designing Model Architectures with Hardware", arXiv:2401.14489; an A100 by its rates, taken
+    for one of 40 GB; four products of 0.04 ms have the host's time in them). Bekman's 0.87 is the best of all shapes tried. H100 0.80, MI300X 0.51: S. Bekman, "Machine Learning Engineering",
+    table of maximum achievable matmul FLOPS (bfloat16, caches reset). V100 0.74: 83 of 112.7 TFLOP/s, Markidis et
+    al., "NVIDIA Tensor Core Programmability, Performance & Precision", IPDPSW 2018. H200: the H100's, the same chip at
+    the same power. B200 0.75 and TPU v5p 0.85: assumptions.
+Results stored between tiles: V100 and A100. Attention's scores, 2048 x 2048 of k = 256, run at 130 TFLOP/s on an A100
+    (cookbook, as above): with stores put beside arithmetic the model says 230, with stores between tiles 139. From the
+    H100 on, kernels stay on their unit and store one tile beside the next ("CUTLASS documentation", "Efficient GEMM in
+    CUDA", warp specialisation). MI300X: beside, an assumption.
 Units and clocks: "NVIDIA A100 Tensor Core GPU Architecture" (2020; 80 SMs of the V100, 108 of the A100; its cache
     gives 5,120 bytes a cycle, 2.3 times the V100's in all), "NVIDIA H100 Tensor Core GPU Architecture" (2022; 132
     SMs), AMD "CDNA 3 white paper" (2023; 304 CUs, 17.2 TB/s from the shared cache), DGX B200 (148 SMs). The H100's
@@ -19,7 +27,9 @@ Tiles: 256 x 128 down to 64 x 64, "Matrix Multiplication Background User's Guide
 Filling a wave of tiles, 1 us: two round trips to memory of 0.4 to 0.7 us, Jia et al., "Dissecting the NVIDIA Volta
     GPU Architecture via Microbenchmarking" (2018): 375 to 1,029 cycles at 1.4 GHz.
 Memory: 0.88 of peak, 1.80 of 2.04 TB/s on an A100 (NVIDIA developer forum, thread 339083, where 0.9 is the most that
-    any kernel reached); the others alike, and 0.81 for the MI300X: assumptions.
+    any kernel reached); the others alike, and 0.81 for the MI300X: assumptions. Kernels with arithmetic, 0.82 of that:
+    dropout on 268 million half-precision values takes 1.2 ms, 1.12 of 1.555 TB/s, GELU on 134 million 0.5 ms, 1.07 TB/s
+    (cookbook, as above; 0.72 and 0.69 of peak); GPUs other than the A100 alike, an assumption.
 Smallest kernel, 2 us: 2.9 us of kernel and 0.5 us of gap in a CUDA graph for half a million elements, of which about
     1 us is their traffic (A. Gray, "Getting Started with CUDA Graphs", NVIDIA developer blog, 2019).
 
