@@ -6,13 +6,14 @@ Peaks are the makers' data sheets', dense (no sparsity), link figures one direct
 
 Matrix products, the part of peak that arithmetic alone sustains (the clock falls under its load):
     A100 0.85: with it the model meets 257 TFLOP/s for 8192 x 8192 x 8192 on random values (H. He, "Strangely, Matrix
-    Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024) and, within 8 %, the nine products of
-    more than 0.1 ms that EleutherAI's "cookbook" shows (``benchmarks/sizing/sample_results``, the scripts of Anthony et
-    al., "The Case for Co-Designing Model Architectures with Hardware", arXiv:2401.14489; an A100 by its rates, taken
-    for one of 40 GB; four products of 0.04 ms have the host's time in them). Bekman's 0.87 is the best of all shapes tried. H100 0.80, MI300X 0.51: S. Bekman, "Machine Learning Engineering",
-    table of maximum achievable matmul FLOPS (bfloat16, caches reset). V100 0.74: 83 of 112.7 TFLOP/s, Markidis et
-    al., "NVIDIA Tensor Core Programmability, Performance & Precision", IPDPSW 2018. H200: the H100's, the same chip at
-    the same power. B200 0.75 and TPU v5p 0.85: assumptions.
+    Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024) and, within 8 %, the nine products of more
+    than 0.1 ms that EleutherAI's "cookbook" shows (``benchmarks/sizing/sample_results``, the scripts of Anthony et al.,
+    "The Case for Co-Designing Model Architectures with Hardware", arXiv:2401.14489; an A100 by its rates, taken for one
+    of 40 GB; four products of 0.04 ms have the host's time in them). Bekman's 0.87 is the best of all shapes tried.
+    H100 0.80, MI300X 0.51: S. Bekman, "Machine Learning Engineering", table of maximum achievable matmul FLOPS
+    (bfloat16, caches reset). V100 0.74: 83 of 112.7 TFLOP/s, Markidis et al., "NVIDIA Tensor Core Programmability,
+    Performance & Precision", IPDPSW 2018. H200: the H100's, the same chip at the same power. B200 0.75 and TPU v5p
+    0.85: assumptions.
 Results stored between tiles: V100 and A100. Attention's scores, 2048 x 2048 of k = 256, run at 130 TFLOP/s on an A100
     (cookbook, as above): with stores put beside arithmetic the model says 230, with stores between tiles 139. From the
     H100 on, kernels stay on their unit and store one tile beside the next ("CUTLASS documentation", "Efficient GEMM in
