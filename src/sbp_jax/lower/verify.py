@@ -44,13 +44,18 @@ class Expected:
 
 @dataclass(slots=True)
 class Report:
-    """Which compiled collectives are the plan's; what XLA added; what it left out. Bytes are per device and step."""
+    """Which compiled collectives are the plan's; what XLA added; what it left out. Bytes are per device and step.
+
+    ``widened_bytes``, a part of ``found_bytes``, is what XLA's CPU backend adds by summing 16-bit numbers in 32 bits;
+    other backends send them as they are.
+    """
 
     matched: list[tuple[Expected, Collective]] = field(default_factory=list)
     added: list[Collective] = field(default_factory=list)
     left_out: list[Expected] = field(default_factory=list)
     expected_bytes: float = 0.0
     found_bytes: float = 0.0
+    widened_bytes: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -66,6 +71,7 @@ class Report:
         lines = [
             f"{len(self.matched)} collectives match the plan; {self.found_bytes:.0f} bytes sent by each device, "
             f"{self.expected_bytes:.0f} planned"
+            + (f", {self.widened_bytes:.0f} since 16-bit sums are widened on CPU" if self.widened_bytes else "")
         ]
         lines += [
             f"  added by XLA: {c.kind} {c.operand.dtype}{list(c.operand.shape)} in groups of {c.group_size}, "
@@ -114,6 +120,7 @@ def verify_text(plan: PlanData, text: str) -> Report:
     report.expected_bytes = sum(e.bytes * e.times for e in expected)
     found = [c for c in collectives(text) if c.group_size > 1]
     report.found_bytes = sum(c.sent_bytes * c.times for c in found)
+    report.widened_bytes = sum(c.sent_bytes * c.times / 2 for c in found if c.promoted)
     # First all that say which boxing they are, so that one whose name XLA lost cannot take another's place; then the
     # rest, those that run most often first.
     nameless = []
