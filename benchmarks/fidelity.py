@@ -7,8 +7,8 @@
 Each step is planned (for "h100"; tiny ones for the "cpu" cluster, where bytes weigh more), lowered from shapes alone,
 compiled for so many CPU devices, and read back: every collective of the compiled program must be one of the plan's,
 with its kind, axes, size and number of runs. Nothing is allocated or run, so a step of GPT-3's size has its true size.
-"added" and "left out" count collectives that only XLA or only the plan has. 16-bit sums, which XLA's CPU backend widens
-to 32 bits, count as other backends send them. Exits with 1 where a byte differs.
+"added" and "left out" count collectives that only XLA or only the plan has. 16-bit numbers, which XLA's CPU backend
+widens to 32 bits before it sends them, count as other backends send them. Exits with 1 where a byte differs.
 """
 
 import argparse
