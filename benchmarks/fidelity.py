@@ -8,7 +8,8 @@ Each step is planned (for "h100"; tiny ones for the "cpu" cluster, where bytes w
 compiled for so many CPU devices, and read back: every collective of the compiled program must be one of the plan's,
 with its kind, axes, size and number of runs. Nothing is allocated or run, so a step of GPT-3's size has its true size.
 "added" and "left out" count collectives that only XLA or only the plan has. 16-bit numbers, which XLA's CPU backend
-widens to 32 bits before it sends them, count as other backends send them. Exits with 1 where a byte differs.
+widens to 32 bits before it sends them, count as other backends send them. Seconds are the process's own. Exits with 1
+where a byte differs.
 """
 
 import argparse
@@ -69,11 +70,11 @@ def measure(name: str, devices: int, show: bool) -> bool:
     config = sbp.AutoParallelConfig(cluster="cpu" if size == "tiny" else "h100")
     step = sbp.auto_parallel(case.step, placement=where, config=config, donate_argnums=0)
     state, example = case.abstract_state(), case.batch(0)
-    start = time.perf_counter()
+    start = time.process_time()
     plan = step.plan(state, example)
-    planned = time.perf_counter()
+    planned = time.process_time()
     text = step.lower(state, example).compile().as_text()
-    compiled = time.perf_counter()
+    compiled = time.process_time()
     report = verify_text(plan, text)
     found = report.found_bytes - report.widened_bytes
     exact = report.exact and abs(report.expected_bytes - found) < 0.5
