@@ -81,6 +81,11 @@ def test_on_an_axis_of_one_device_all_components_are_the_same(src: str, mesh: tu
         ("P, B, P", "S(0), B, S(0)", "reduce_scatter"),
         ("P, S(1), P", "S(0), S(1), S(0)", "reduce_scatter"),
         ("P(max), S(1), P(max)", "B, S(1), B", "all_reduce"),
+        ("P(max), S(1), P(max)", "S(0), S(1), S(0)", "all_to_all"),
+        ("S(0), B, S(0)", "S(1), B, S(1)", "all_to_all"),
+        ("B, S(1), S(1)", "B, S(0), S(0)", "all_to_all"),
+        ("S(0), S(1), S(1)", "S(0), S(0), S(0)", "all_to_all"),
+        ("S(1), S(1), S(1)", "S(0), S(0), S(0)", "all_to_all"),
     ],
 )
 def test_one_collective_over_axes_keeps_the_order(src: str, dst: str, kind: str) -> None:
@@ -99,7 +104,34 @@ def test_one_collective_over_axes_keeps_the_order(src: str, dst: str, kind: str)
     f = jax.jit(jax.shard_map(body, mesh=p.mesh, in_specs=spec, out_specs=spec, check_vma=False))
     stacked = pieces(x, code_of(a), mesh, np.random.default_rng(1))
     np.testing.assert_allclose(assemble(np.asarray(f(stacked)), code_of(b)), x, atol=1e-5)
-    assert sum(n for n, _ in hlo.count(f.lower(stacked).compile().as_text() or "").values()) == 1
+    found = hlo.count(f.lower(stacked).compile().as_text() or "")
+    assert found == {kind.replace("_", "-"): (1, pytest.approx(step.bytes))}
+
+
+def test_one_exchange_over_two_axes() -> None:
+    """Tokens to experts and back. Axis by axis it takes three, as the inner axis must make way for the outer one."""
+    x = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
+    for src, dst in itertools.permutations(("S(0), S(0)", "S(1), S(1)")):
+        route, after, text = redistribute(src, dst, (2, 4), x)
+        np.testing.assert_array_equal(after, x)
+        assert route.collectives == ("all_to_all",) and route.bytes == pytest.approx(7 / 8 * x.nbytes / 8)
+        assert hlo.count(text) == {"all-to-all": (1, pytest.approx(route.bytes))}
+
+
+def test_one_exchange_does_not_cross_a_split_within() -> None:
+    """The innermost axis splits dim 1 too: cut by the outer axes together, pieces would come out in another order."""
+    a, b = (Signature.parse(t) for t in ("S(0), S(0), S(1)", "S(1), S(1), S(1)"))
+    assert all(s.dst != b for s in moves(a, (8, 8), 4, (2, 2, 2), get("h100")))
+    x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    np.testing.assert_array_equal(redistribute(str(a), str(b), (2, 2, 2), x)[1], x)
+
+
+@pytest.mark.parametrize("name", ["cpu", "h100", "a100-80"])
+def test_of_routes_that_cost_the_same_the_one_with_fewer_steps(name: str) -> None:
+    """A collective over two axes sends what one after the other do, where all links are alike."""
+    for src, dst in (("P, P", "B, B"), ("S(0), S(0)", "B, B"), ("P, P", "S(0), S(0)")):
+        where = sbp.placement.abstract((2, 4), axis_names=("a", "b"), cluster=name)
+        assert len(boxing.route(src, dst, where, (1024, 1024)).steps) == 1
 
 
 def test_every_state_on_the_way_divides() -> None:

@@ -1,11 +1,11 @@
 """Every move there is: one signature to another by one collective, or by none.
 
-A move changes one mesh axis, or several at once where one collective does it. Bytes are what each device sends,
-for a group of p devices and T bytes as the group sees them (the logical bytes over the splits of other axes):
-all_gather and reduce_scatter (p-1)/p T, all_reduce 2(p-1)/p T, all_to_all (p-1)/p T/p (Chan et al., "Collective
-communication: theory, practice, and experience", CCPE 19(13), 2007). Slicing, and making a partial value of a
-whole or split one, are local copies. A partial maximum becomes split by an all_to_all of its terms, reduced locally:
-(p-1)/p T. Splits that only change places among axes are a permute: every device sends its piece, T/p.
+A move changes one mesh axis, or several at once where one collective does it: they all hold the same and all get the
+same. Bytes are what each device sends, for a group of p devices and T bytes as the group sees them (the logical bytes
+over the splits of other axes): all_gather and reduce_scatter (p-1)/p T, all_reduce 2(p-1)/p T, all_to_all (p-1)/p T/p
+(Chan et al., "Collective communication: theory, practice, and experience", CCPE 19(13), 2007). Slicing, and making a
+partial value of a whole or split one, are local copies. A partial maximum becomes split by an all_to_all of its terms,
+reduced locally: (p-1)/p T. Splits that only change places among axes are a permute: every device sends its piece, T/p.
 
 Signatures nest, outermost axis first, so a move that gathers or cuts a dim must not have an inner axis splitting
 the same dim: the pieces would come out in another order. Likewise reductions of different kinds do not commute
@@ -26,7 +26,7 @@ from ..pieces import is_even, splits, stored_shape
 from ..signature import Broadcast, Component, Partial, Signature, Split, broadcast, partial_sum
 
 LOCAL = ("slice", "to_partial")
-# Breaks ties: of two routes that cost the same, the one with fewer steps.
+# In every step's seconds. Breaks ties: of two routes that cost the same, the one with fewer steps.
 _STEP_SECONDS = 1e-9
 
 
@@ -121,14 +121,11 @@ def moves(
 
 
 def _joint(group: tuple[int, ...], signature: Signature, ndim: int) -> Iterator[tuple[str, tuple[int, ...], Signature]]:
-    """One collective over several axes that all hold the same component."""
+    """One collective over several axes that all hold the same component, and all get the same."""
     a = signature[group[0]]
     if any(signature[i] != a for i in group[1:]) or isinstance(a, Broadcast):
         return
-    targets: list[Component] = [broadcast]
-    if isinstance(a, Partial) and a.op == "sum":
-        targets += [Split(d) for d in range(ndim)]
-    for b in targets:
+    for b in (broadcast, *(Split(d) for d in range(ndim) if Split(d) != a)):
         dst = signature
         for i in group:
             dst = dst.replace(i, b)
@@ -174,7 +171,8 @@ def _step(
     share = (p - 1) / p
     exchanges = kind == "all_to_all" and bool(gathered)  # each brings a piece, not a term of the whole
     sent = group_bytes * {"all_reduce": 2 * share, "all_to_all": share / p if exchanges else share}.get(kind, share)
-    return Step(kind, axes, src, dst, sent, cluster.collective_seconds(kind, sent, mesh, axes))
+    seconds = cluster.collective_seconds(kind, sent, mesh, axes)
+    return Step(kind, axes, src, dst, sent, seconds + _STEP_SECONDS)
 
 
 def _group_elements(

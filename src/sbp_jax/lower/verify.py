@@ -44,13 +44,18 @@ class Expected:
 
 @dataclass(slots=True)
 class Report:
-    """Which compiled collectives are the plan's; what XLA added; what it left out. Bytes are per device and step."""
+    """Which compiled collectives are the plan's; what XLA added; what it left out. Bytes are per device and step.
+
+    ``widened_bytes``, a part of ``found_bytes``, is what XLA's CPU backend adds by turning 16-bit numbers into 32-bit
+    ones (its passes all-reduce-promotion and float-normalization); other backends send them as they are.
+    """
 
     matched: list[tuple[Expected, Collective]] = field(default_factory=list)
     added: list[Collective] = field(default_factory=list)
     left_out: list[Expected] = field(default_factory=list)
     expected_bytes: float = 0.0
     found_bytes: float = 0.0
+    widened_bytes: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -66,6 +71,7 @@ class Report:
         lines = [
             f"{len(self.matched)} collectives match the plan; {self.found_bytes:.0f} bytes sent by each device, "
             f"{self.expected_bytes:.0f} planned"
+            + (f", {self.widened_bytes:.0f} of them by widening 16-bit numbers" if self.widened_bytes else "")
         ]
         lines += [
             f"  added by XLA: {c.kind} {c.operand.dtype}{list(c.operand.shape)} in groups of {c.group_size}, "
@@ -124,6 +130,8 @@ def verify_text(plan: PlanData, text: str) -> Report:
     for c, axes in sorted(nameless, key=lambda x: -x[0].times):
         if not _match(report, c, _alike(expected, c, axes)):
             report.added.append(c)
+    widened = [c for e, c in report.matched if _itemsize(e.boxing) == 2 and c.operand.bytes == 4 * c.operand.elements]
+    report.widened_bytes = sum(c.sent_bytes * c.times / 2 for c in widened)
     report.left_out = [e for e in expected if e.left > 1e-9]
     return report
 
