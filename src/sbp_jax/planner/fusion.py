@@ -71,7 +71,6 @@ def fusion(program: Program, factors: Sequence[Factors], cell_of: Mapping[int, i
     """What is fused, and what each cell reads."""
     f = _Fuser(program, factors)
     f.decide()  # as if nothing were fused
-    f.leaves = f.find_leaves()
     f.decide()  # now that it is known what the operands are made of
     return f.result(cell_of)
 
@@ -93,7 +92,9 @@ class _Fuser:
         self.shapes = [op.name in _SHAPES for op in nodes]
         self.movable = movable(program, factors)
         self.own = self._passes(program)
+        self.maker = {i: k for k, values in enumerate(self.made) for i in values}
         self.leaves: dict[int, frozenset[int]] = {}
+        self.before: set[int] = set()
         self.fused: set[int] = set()
         self.asked: list[frozenset[int]] = []
 
@@ -125,6 +126,7 @@ class _Fuser:
     def decide(self) -> None:
         """Last op first, whether each value is fused, and in which passes it is needed."""
         movable, reduces, shapes, users, made = self.movable, self.reduces, self.shapes, self.users, self.made
+        self.before, self.leaves = self.fused, {}
         fused: set[int] = set()
         # The passes in which an op reads its operands. A loop's boundary reads what its body makes further down:
         # that is known beforehand.
@@ -160,20 +162,21 @@ class _Fuser:
         return len(passes) * from_bytes < from_bytes + self.size[value] * (1 + len(passes - own))
 
     def _sources(self, k: int) -> frozenset[int]:
-        """The values in memory that a node's results are made from; its operands, as long as nothing is fused."""
-        values, leaves = self.reads[k], self.leaves
-        if len(values) == 1:
-            return leaves.get(values[0]) or frozenset(values)
-        return frozenset().union(*[leaves.get(i, (i,)) for i in values])
-
-    def find_leaves(self) -> dict[int, frozenset[int]]:
-        """By fused value, the values in memory it is made from."""
-        self.leaves = {}
-        for k, values in enumerate(self.made):
-            for i in values:
-                if i in self.fused:
-                    self.leaves[i] = self._sources(k)
-        return self.leaves
+        """The values in memory that a node's results are made from, by the round before this one."""
+        pending = [k]
+        while pending:
+            at = pending[-1]
+            values = [i for i in self.reads[at] if i in self.before]
+            wanting = [i for i in values if i not in self.leaves]
+            if wanting:
+                pending += [self.maker[i] for i in wanting]
+                continue
+            pending.pop()
+            sources = frozenset([i for i in self.reads[at] if i not in self.before])
+            sources = sources.union(*[self.leaves[i] for i in values]) if values else sources
+            for i in self.made[at]:
+                self.leaves[i] = sources
+        return sources
 
     def result(self, cell_of: Mapping[int, int]) -> Fusion:
         """Each pass that reads a value is charged to the first cell in it."""
