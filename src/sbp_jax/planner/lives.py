@@ -8,6 +8,9 @@ again for the backward ones). Exponentials, roots and the like with several read
 What a matrix product, a collective, a loop or the caller reads is always in memory. A reshape is another name for
 its operand's buffer. An element-wise kernel writes over an operand that dies in it. What a loop reads is held
 through the loop; a loop's carry is one buffer from its initial value to its final one.
+
+``fusion.py`` asks another question, what moves through memory: what is element-wise is one answer for both. A value
+may be read by several kernels of one of its passes, so what is written there need not be what is held here.
 """
 
 from collections.abc import Sequence
