@@ -94,13 +94,11 @@ def _followed(code: Code, order: tuple[int, ...]) -> Code:
 
 @dataclass(slots=True)
 class Folded:
-    """The program as cells. ``free`` values are made where they are needed, ``fused`` ones never reach memory:
-    they are made again from their ``leaves``."""
+    """The program as cells. ``free`` values are made where they are needed, ``fused`` ones never reach memory."""
 
     cells: list[Cell]
     free: set[int]
     fused: set[int]
-    leaves: dict[int, frozenset[int]]
     cell_of: dict[int, int]
     factors: list[Factors]
     kinds: dict[int, set[ReduceOp]]
@@ -309,7 +307,7 @@ def fold(
         read = (found.reads.get((cell.index, v.id), 0) for v in cell.ins)
         cell.in_memory = (*read, *(int(v.id not in found.fused) for v in cell.outs))
         cell.label = (*cell.label, cell.in_memory)
-    return Folded(cells, folder.free, found.fused, found.leaves, cell_of, factors, kinds)
+    return Folded(cells, folder.free, found.fused, cell_of, factors, kinds)
 
 
 def _single(

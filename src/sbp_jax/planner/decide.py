@@ -30,10 +30,9 @@ def decide(task: Task, asked: Request) -> Decided | None:
         restriction = zero(task.anatomy, asked.zero_stage)
         task.notes.extend(f"zero_stage={asked.zero_stage}: {note}" for note in restriction.notes)
         narrowed = narrow(task.problem, task.footprint, restriction)
-        followers = {b for _, b, _ in narrowed.tied}
+        anatomy = task.anatomy.among(narrowed.kept, {b for _, b, _ in narrowed.tied})
         task = replace(
-            task, problem=narrowed.problem, footprint=narrowed.footprint,
-            anatomy=task.anatomy.among(narrowed.kept, followers),
+            task, problem=narrowed.problem, footprint=narrowed.footprint, find_anatomy=lambda: anatomy
         )  # fmt: skip
     method = lookup(asked.solver)
 

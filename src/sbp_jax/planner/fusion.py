@@ -28,11 +28,10 @@ _Pass = tuple[int, float, str]
 
 @dataclass(slots=True)
 class Fusion:
-    """``fused`` values never reach memory; each is made from its ``leaves``, which do. ``reads`` counts how often a
-    cell reads a value from memory, by (cell, value id)."""
+    """``fused`` values never reach memory. ``reads`` counts how often a cell reads a value from memory, by (cell, value
+    id)."""
 
     fused: set[int] = field(default_factory=set)
-    leaves: dict[int, frozenset[int]] = field(default_factory=dict)
     reads: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
@@ -47,132 +46,161 @@ def is_pointwise(op: Op, factors: Factors) -> bool:
                for x in factors.ins)  # fmt: skip
 
 
+def pointwise(program: Program, factors: Sequence[Factors]) -> list[bool]:
+    """By node, whether it ``is_pointwise``: asked once for all ops that look alike, which share their factors."""
+    known: dict[tuple[str, int], bool] = {}
+    found: list[bool] = []
+    for op, f in zip(program.nodes, factors, strict=True):
+        look = (op.name, id(f))
+        yes = known.get(look)
+        if yes is None:
+            yes = known[look] = is_pointwise(op, f)
+        found.append(yes)
+    return found
+
+
+def movable(program: Program, factors: Sequence[Factors]) -> list[bool]:
+    """By node, whether it can run inside a kernel of others."""
+    return [
+        yes or (op.primitive is not None and (op.name in _SHAPES or op.name in _REDUCTIONS))
+        for op, yes in zip(program.nodes, pointwise(program, factors), strict=True)
+    ]
+
+
 def fusion(program: Program, factors: Sequence[Factors], cell_of: Mapping[int, int]) -> Fusion:
     """What is fused, and what each cell reads."""
-    f = _Fuser(program, factors, cell_of)
-    f.decide(f.direct_bytes())  # as if nothing were fused
-    f.decide(f.leaf_bytes())  # now that it is known what the operands are made of
-    return f.result()
+    f = _Fuser(program, factors)
+    f.decide()  # as if nothing were fused
+    f.decide()  # now that it is known what the operands are made of
+    return f.result(cell_of)
 
 
 class _Fuser:
-    def __init__(self, program: Program, factors: Sequence[Factors], cell_of: Mapping[int, int]) -> None:
-        self.program, self.cell_of = program, cell_of
-        self.operands = [list({x.id: x for x in op.ins if isinstance(x, Value)}.values()) for op in program.nodes]
-        self.users: dict[int, list[Op]] = {}
-        for op, values in zip(program.nodes, self.operands, strict=True):
-            for x in values:
-                self.users.setdefault(x.id, []).append(op)
-        self.movable = [
-            op.primitive is not None and (op.name in _SHAPES or op.name in _REDUCTIONS or is_pointwise(op, f))
-            for op, f in zip(program.nodes, factors, strict=True)
-        ]
-        self.passes = self._passes()
-        self.fused: set[int] = set()
-        self.needed: dict[int, frozenset[_Pass]] = {}
-        self.asked: dict[int, frozenset[_Pass]] = {}
+    """Nodes, values and passes are numbers here: a pass is a number of its own, a set of passes one object wherever
+    it is the same one."""
 
-    def _passes(self) -> list[_Pass]:
-        """By node, the pass it would be part of."""
+    def __init__(self, program: Program, factors: Sequence[Factors]) -> None:
+        nodes = program.nodes
+        self.reads = program.reads()
+        self.made = [tuple([v.id for v in op.outs]) for op in nodes]
+        self.size = {v.id: v.size_bytes for op in nodes for v in op.outs}
+        self.users: dict[int, list[int]] = {i: [] for i in self.size}
+        for k, values in enumerate(self.reads):
+            for i in values:
+                self.users[i].append(k)
+        self.reduces = [op.name in _REDUCTIONS for op in nodes]
+        self.shapes = [op.name in _SHAPES for op in nodes]
+        self.movable = movable(program, factors)
+        self.own = self._passes(program)
+        self.maker = {i: k for k, values in enumerate(self.made) for i in values}
+        self.leaves: dict[int, frozenset[int]] = {}
+        self.before: set[int] = set()
+        self.fused: set[int] = set()
+        self.asked: list[frozenset[int]] = []
+
+    def _passes(self, program: Program) -> list[frozenset[int]]:
+        """By node, the pass it would be part of; for what is a kernel of its own, the pass in which it reads."""
         depth: dict[int, int] = {}
         deepest = 0
-        found: list[_Pass] = []
-        for op, movable in zip(self.program.nodes, self.movable, strict=True):
-            here = max([0, *(depth.get(x.id, 0) for x in self.operands[op.index])])
+        number: dict[_Pass, frozenset[int]] = {}
+        found: list[frozenset[int]] = []
+        for k, op in enumerate(program.nodes):
+            here = max([depth.get(i, 0) for i in self.reads[k]], default=0)
             if op.primitive is None and op.ins:  # a boundary: nothing crosses it
                 here = deepest
-            kind = _reduced(op) if op.name in _REDUCTIONS else ""
-            found.append((here, op.outs[0].times if op.outs else 1.0, kind))
-            after = here if movable and not kind else here + 1
+            after = here
+            if self.movable[k]:
+                kind = _reduced(op) if self.reduces[k] else ""
+                one = (here, op.outs[0].times, kind)
+                known = number.get(one)
+                found.append(number.setdefault(one, frozenset((len(number),))) if known is None else known)
+                after += bool(kind)
+            else:
+                found.append(frozenset((-1 - k,)))
+                after += 1
             deepest = max(deepest, after)
-            depth.update((v.id, after) for v in op.outs)
+            for i in self.made[k]:
+                depth[i] = after
         return found
 
-    def direct_bytes(self) -> dict[int, int]:
-        """By value, the bytes of its maker's operands."""
-        return self._bytes({})
-
-    def leaf_bytes(self) -> dict[int, int]:
-        """By value, the bytes of the values in memory that it is made from."""
-        return self._bytes(self.leaves())
-
-    def _bytes(self, leaves: Mapping[int, frozenset[int]]) -> dict[int, int]:
-        size = {v.id: v.size_bytes for op in self.program.nodes for v in op.outs}
-        result: dict[int, int] = {}
-        for op, values in zip(self.program.nodes, self.operands, strict=True):
-            if self.movable[op.index]:
-                total = sum([size[i] for i in self._sources(values, leaves)])
-                result.update((v.id, total) for v in op.outs)
-        return result
-
-    def _sources(self, values: Sequence[Value], leaves: Mapping[int, frozenset[int]]) -> frozenset[int]:
-        if len(values) == 1:
-            return leaves.get(values[0].id) or frozenset((values[0].id,))
-        return frozenset().union(*(leaves.get(x.id, (x.id,)) for x in values))
-
-    def leaves(self) -> dict[int, frozenset[int]]:
-        """By fused value, the values in memory it is made from."""
-        found: dict[int, frozenset[int]] = {}
-        for op, values in zip(self.program.nodes, self.operands, strict=True):
-            for v in op.outs:
-                if v.id in self.fused:
-                    found[v.id] = self._sources(values, found)
-        return found
-
-    def decide(self, made_from_bytes: Mapping[int, int]) -> None:
+    def decide(self) -> None:
         """Last op first, whether each value is fused, and in which passes it is needed."""
-        self.fused, self.needed = set(), {}
-        # A loop's boundary reads what its body makes further down: those are known beforehand.
-        self.asked = {op.index: self._asks(op) for op in self.program.nodes if not self.movable[op.index]}
-        for op in reversed(self.program.nodes):
-            for v in op.outs:
-                users = self.users.get(v.id, [])
-                passes = self.asked[users[0].index] if users else frozenset()
-                if len(users) > 1:
-                    passes = passes.union(*(self.asked[u.index] for u in users))
-                self.needed[v.id] = passes
+        movable, reduces, shapes, users, made = self.movable, self.reduces, self.shapes, self.users, self.made
+        self.before, self.leaves = self.fused, {}
+        fused: set[int] = set()
+        # The passes in which an op reads its operands. A loop's boundary reads what its body makes further down:
+        # that is known beforehand.
+        asked = list(self.own)
+        takes = list(movable)  # whether an operand may stay out of memory
+        for k in range(len(made) - 1, -1, -1):
+            if not movable[k]:
+                continue
+            own = asked[k]
+            inside: list[frozenset[int]] = []
+            for i in made[k]:
+                readers = users[i]
                 # A reduction's result is small, and may take a pass to make.
-                if not self.movable[op.index] or op.name in _REDUCTIONS or not users:
+                if reduces[k] or not readers:
                     continue
-                if not all(self._takes(u) for u in users):
-                    continue
-                made_from = made_from_bytes[v.id]
-                again = len(passes) * made_from
-                kept = made_from + v.size_bytes * (1 + len(passes - {self.passes[op.index]}))
-                if len(passes) == 1 or again < kept:
-                    self.fused.add(v.id)
-            if self.movable[op.index]:
-                self.asked[op.index] = self._asks(op)
+                passes, all_take = asked[readers[0]], takes[readers[0]]
+                for u in readers[1:]:
+                    all_take = all_take and takes[u]
+                    if asked[u] is not passes:
+                        passes = passes | asked[u]
+                if all_take and (len(passes) == 1 or self._is_cheap_again(k, i, passes, own)):
+                    fused.add(i)
+                    inside.append(passes)
+            if inside:
+                asked[k] = _union(inside if len(inside) == len(made[k]) else [own, *inside])
+            if shapes[k]:  # a change of shape is no kernel by itself
+                takes[k] = len(inside) == len(made[k])
+        self.fused, self.asked = fused, asked
 
-    def _takes(self, user: Op) -> bool:
-        """Whether an operand of ``user`` may stay out of memory; a change of shape is no kernel by itself."""
-        if not self.movable[user.index]:
-            return False
-        return user.name not in _SHAPES or all(v.id in self.fused for v in user.outs)
+    def _is_cheap_again(self, k: int, value: int, passes: frozenset[int], own: frozenset[int]) -> bool:
+        """Whether a value is better made in each pass that needs it than written for all."""
+        from_bytes = sum([self.size[i] for i in self._sources(k)])
+        return len(passes) * from_bytes < from_bytes + self.size[value] * (1 + len(passes - own))
 
-    def _asks(self, user: Op) -> frozenset[_Pass]:
-        """The passes in which ``user`` reads its operands."""
-        if not self.movable[user.index]:
-            return frozenset({(-1 - user.index, 0.0, "")})  # a kernel of its own
-        inside = [self.needed[v.id] for v in user.outs if v.id in self.fused]
-        own = frozenset((self.passes[user.index],)) if len(inside) < len(user.outs) else frozenset()
-        return own.union(*inside) if inside else own
+    def _sources(self, k: int) -> frozenset[int]:
+        """The values in memory that a node's results are made from, by the round before this one."""
+        pending = [k]
+        while pending:
+            at = pending[-1]
+            values = [i for i in self.reads[at] if i in self.before]
+            wanting = [i for i in values if i not in self.leaves]
+            if wanting:
+                pending += [self.maker[i] for i in wanting]
+                continue
+            pending.pop()
+            sources = frozenset([i for i in self.reads[at] if i not in self.before])
+            sources = sources.union(*[self.leaves[i] for i in values]) if values else sources
+            for i in self.made[at]:
+                self.leaves[i] = sources
+        return sources
 
-    def result(self) -> Fusion:
+    def result(self, cell_of: Mapping[int, int]) -> Fusion:
         """Each pass that reads a value is charged to the first cell in it."""
-        found = Fusion(self.fused, self.leaves())
-        claimed: set[tuple[int, _Pass]] = set()
-        for op in self.program.nodes:
-            cell = self.cell_of.get(op.index)
+        found = Fusion(self.fused)
+        claimed: dict[int, frozenset[int]] = {}
+        for k, values in enumerate(self.reads):
+            cell = cell_of.get(k)
             if cell is None:
                 continue
-            for x in self.operands[op.index]:
-                if x.id in self.fused:
+            asked = self.asked[k]
+            for i in values:
+                if i in self.fused:
                     continue
-                fresh = {(x.id, p) for p in self.asked[op.index]} - claimed
-                claimed |= fresh
-                found.reads[cell, x.id] = found.reads.get((cell, x.id), 0) + len(fresh)
+                before = claimed.get(i)
+                fresh = len(asked) if before is None else 0 if before is asked else len(asked - before)
+                if fresh:
+                    claimed[i] = asked if before is None else before | asked
+                found.reads[cell, i] = found.reads.get((cell, i), 0) + fresh
         return found
+
+
+def _union(sets: Sequence[frozenset[int]]) -> frozenset[int]:
+    first = sets[0]
+    return first if all(x is first for x in sets) else first.union(*sets[1:])
 
 
 def _reduced(op: Op) -> str:

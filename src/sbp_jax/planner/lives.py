@@ -8,6 +8,9 @@ again for the backward ones). Exponentials, roots and the like with several read
 What a matrix product, a collective, a loop or the caller reads is always in memory. A reshape is another name for
 its operand's buffer. An element-wise kernel writes over an operand that dies in it. What a loop reads is held
 through the loop; a loop's carry is one buffer from its initial value to its final one.
+
+``fusion.py`` asks another question, what moves through memory: what is element-wise is one answer for both. A value
+may be read by several kernels of one of its passes, so what is written there need not be what is held here.
 """
 
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from dataclasses import dataclass, field
 
 from ..rules import Factors
 from ..trace import Graph, Op, Program, Value
-from .fusion import is_pointwise
+from .fusion import pointwise
 
 # Computed again by every reader. Everything else with several readers is computed once (XLA: ``IsExpensive``).
 _CHEAP = frozenset("""
@@ -35,6 +38,8 @@ _IN_PLACE = frozenset(
     "dynamic_update_slice scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split()
 )
 _REDUCTIONS = "reduce_"
+# Boundaries that hand on what they read.
+_REPEATED = frozenset(("sbp.unstack", "sbp.barrier", "sbp.enter"))
 # Element-wise by their rule, but long: never computed again.
 _LONG = frozenset(("threefry2x32", "erf_inv", "digamma", "lgamma", "igamma"))
 
@@ -70,19 +75,19 @@ class _Walk:
     def __init__(self, program: Program, factors: Sequence[Factors]) -> None:
         self.program = program
         self.end = len(program.nodes) - 1
-        known: dict[tuple[str, int], bool] = {}
-        self.fusible: list[bool] = []
-        for op, f in zip(program.nodes, factors, strict=True):
-            look = (op.name, id(f))  # ops that look alike share their factors
-            if look not in known:
-                moves = op.name in _MOVES or op.name in _ALIASES
-                known[look] = op.primitive is not None and op.name not in _LONG and (moves or is_pointwise(op, f))
-            self.fusible.append(known[look])
+        nodes = program.nodes
+        self.alias = [op.name in _ALIASES for op in nodes]
+        self.cheap = [op.name in _CHEAP for op in nodes]
+        self.fusible = [
+            op.primitive is not None and op.name not in _LONG and (yes or alias or op.name in _MOVES)
+            for op, yes, alias in zip(nodes, pointwise(program, factors), self.alias, strict=True)
+        ]
         self.spans: dict[int, tuple[int, int]] = {}
         self._span(program.graph)
         self.readers = program.consumers()
         self.homes = {program.output_ops[o].index for _, o in program.donated}
         # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
+        self.when: list[int] = []
         self.when = self._schedule()
         self.latest = list(self.when)
         self.earliest = list(self.when)
@@ -98,17 +103,18 @@ class _Walk:
         """
         nodes, n = self.program.nodes, self.end + 1
         updates = [False] * n
-        for op in reversed(nodes):
-            if self.fusible[op.index] and op.index not in self.spans and op.outs:
-                users = [u.index for v in op.outs for u, _ in self.readers.get(v.id, ())]
-                updates[op.index] = bool(users) and all(u in self.homes or updates[u] for u in users)
-        when = list(range(n))
+        for k in range(n - 1, -1, -1):
+            if self.fusible[k] and k not in self.spans and nodes[k].outs:
+                users = [u.index for v in nodes[k].outs for u, _ in self.readers.get(v.id, ())]
+                updates[k] = bool(users) and all([u in self.homes or updates[u] for u in users])
+        self.when = when = list(range(n))
+        reads = self.program.reads()
         ready: dict[int, int] = {}
-        for op in nodes:
-            if updates[op.index]:
-                when[op.index] = max((ready.get(x.id, 0) for x in op.ins if isinstance(x, Value)), default=op.index)
-            for k, v in enumerate(op.outs):
-                ready[v.id] = max(when[op.index], self._made(op, k)) if op.index in self.spans else when[op.index]
+        for k, op in enumerate(nodes):
+            if updates[k]:
+                when[k] = max([ready.get(i, 0) for i in reads[k]], default=k)
+            for result, v in enumerate(op.outs):
+                ready[v.id] = max(when[k], self._made(op, result)) if k in self.spans else when[k]
         for op in self.program.input_ops:
             when[op.index] = op.index
         return when
@@ -143,38 +149,36 @@ class _Walk:
         return self.found
 
     def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Life:
+        at = op.index
         start = self._made(op, k)
         alone = len(readers) == 1
         found = [self._read(user, position, start, alone) for user, position in readers]
-        named = op.name in _ALIASES
-        repeats = (self.fusible[op.index] and (alone or op.name in _CHEAP)) or op.name in (
-            "sbp.unstack",
-            "sbp.barrier",
-            "sbp.enter",
-        )
-        if repeats and not named and not all(fuses for _, _, fuses, _ in found) and self._widens(op):
+        named = self.alias[at]
+        repeats = (self.fusible[at] and (alone or self.cheap[at])) or op.name in _REPEATED
+        if repeats and not named and not all([fuses for _, _, fuses, _ in found]) and self._widens(op):
             repeats = False
         first, last, kept, home = self.end + 1, start, start - 1, False
         if not readers or not repeats:
             kept = start
+        reads: dict[int, tuple[int, int]] = {}
         for (t, until, fuses, by_name), (user, _) in zip(found, readers, strict=True):
-            first, last = min(first, t), max(last, until)
+            reads[user.index] = t, until
+            first = t if t < first else first
+            last = until if until > last else last
             if repeats and (user.primitive is not None or by_name is not None):
-                again = self.again[user.index] if by_name is not None else until
-                self.again[op.index] = max(self.again[op.index], again)
+                self.again[at] = max(self.again[at], self.again[user.index] if by_name is not None else until)
             if by_name is not None:
                 home = home or by_name.home
                 if user.name == "sbp.barrier":
                     kept = max(kept, until)
                 elif by_name.kept >= by_name.made:
                     kept = max(kept, by_name.kept)
-            if not (fuses and repeats):
-                kept = max(kept, until)
+            if until > kept and not (fuses and repeats):
+                kept = until
             home = home or user.index in self.homes
-        self.repeats[op.index] = repeats
+        self.repeats[at] = repeats
         if not named and kept == last and kept > start and self._overwritten(v, kept):
             kept = last = kept - 1
-        reads = {user.index: x[:2] for x, (user, _) in zip(found, readers, strict=True)}
         return Life(v, start, min(first, self.end), last, kept, named, home=home, reads=reads)
 
     def _widens(self, op: Op) -> bool:
@@ -194,19 +198,20 @@ class _Walk:
         self, user: Op, position: int, start: int, alone: bool
     ) -> tuple[int, int, bool, Life | None]:  # fmt: skip
         """First and last time that ``user`` reads ``v``; whether it can compute it itself; the name it gives it."""
-        if user.index in self.spans and user.name != "sbp.barrier":
-            begin, final = self.spans[user.index]
+        at = user.index
+        if at in self.spans and user.name != "sbp.barrier":
+            begin, final = self.spans[at]
             if user.name == "sbp.carry":
                 return (begin - 1, begin - 1, False, None) if position == 0 else (final, final - 1, False, None)
             if user.name == "sbp.stack":
                 return start, start, True, None
             return begin, final, False, None
-        if user.name in _ALIASES and user.outs and position == 0:
-            return self.earliest[user.index], self.latest[user.index], True, self.found[user.outs[0].id]
-        if self.fusible[user.index]:
-            return self.earliest[user.index], self.latest[user.index], True, None
-        when = self.when[user.index]
-        return when, when, user.name.startswith(_REDUCTIONS) and alone, None
+        if self.alias[at] and user.outs and position == 0:
+            return self.earliest[at], self.latest[at], True, self.found[user.outs[0].id]
+        if self.fusible[at]:
+            return self.earliest[at], self.latest[at], True, None
+        when = self.when[at]
+        return when, when, alone and user.name.startswith(_REDUCTIONS), None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""
@@ -214,7 +219,7 @@ class _Walk:
             return
         life = self.found[op.outs[0].id]
         when = self.when[op.index]
-        if op.name in _ALIASES:
+        if self.alias[op.index]:
             self.latest[op.index] = max(life.last, when)
         else:
             self.latest[op.index] = max(self.again[op.index], when if life.kept >= life.made else -1)

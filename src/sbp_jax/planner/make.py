@@ -1,11 +1,12 @@
 """Program + placement -> plan: factor maps, cells, classes, the 0-1 program, its solution spelled out."""
 
+import functools
 import time
 
 from ..errors import PlanError
 from ..plan import PlanData
 from ..trace import Program, without_collecting
-from .anatomy import anatomy
+from .anatomy import Anatomy, anatomy
 from .cells import factor_maps, fold
 from .classes import classes
 from .cost import CostModel
@@ -52,7 +53,10 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     built = time.perf_counter()
     request.progress("solving")
 
-    parts = anatomy(program, roles(program, factors), folded, groups, problem, sizes, tuple(request.pins))
+    @functools.cache
+    def parts() -> Anatomy:
+        return anatomy(program, roles(program, factors), folded, groups, problem, sizes, tuple(request.pins))
+
     left = None if request.time_limit is None else request.time_limit - (built - start)
     task = Task(problem, footprint, request.memory_limit_bytes, request.gap, left, request.progress, parts)
     decided = decide(task, request)

@@ -64,6 +64,7 @@ class _Finder:
         self.kept = dict(program.donated)
         n = len(program.input_ops) - len(program.constants)
         self.arrays = [i for i in range(n) if program.input_ops[i].outs[0].shape]
+        self.positions = {op.outs[0].id: k for k, op in enumerate(program.input_ops)}
         self.fed = self._fed()
 
     def run(self) -> Roles:
@@ -159,8 +160,7 @@ class _Finder:
     def _update(self, i: int) -> tuple[set[int], list[tuple[Value, tuple[Op, ...]]], set[int]]:
         """The update of an argument, followed back from its replacement at its own shape: the arguments it reads, the
         values that come from data with the ops that read them, and all values seen."""
-        position = {op.outs[0].id: k for k, op in enumerate(self.program.input_ops)}
-        shape = self._input(i).shape
+        position, shape = self.positions, self._input(i).shape
         output = self.program.output_ops[self.kept[i]]
         inputs: set[int] = set()
         frontier: dict[int, tuple[Value, list[Op]]] = {}

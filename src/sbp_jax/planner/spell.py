@@ -11,7 +11,7 @@ from ..plan import Boxing, Leaf, Move, PlanData
 from ..rules import Factors, lookup
 from ..rules.widen import Code, Strategy, code_of, signature_of, strategies
 from ..signature import Signature
-from ..trace import Op, Program, Value, user_line
+from ..trace import Lines, Op, Program, Value, user_line
 from .cells import Folded
 from .cost import CostModel
 from .memory import Footprint
@@ -79,16 +79,23 @@ def spell_out(
             complete.append(None)
             continue
         cell = folded.cells[folded.cell_of[op.index]]
-        ins, outs = cell.codes(chosen[cell.index], op)
-        key = (id(f), ins, outs, op.index if op.index in pinned else -1)
-        if key not in known:
-            known[key] = _complete(op, f, ins, outs, request, allowed)
-        complete.append(known[key])
+        alone = (groups[cell.index], id(f), op is cell.ops[0]) if cell.root is None and op.index not in pinned else None
+        way = known.get(alone)
+        if way is None:
+            ins, outs = cell.codes(chosen[cell.index], op)
+            key = (id(f), ins, outs, op.index if op.index in pinned else -1)
+            way = known.get(key)
+            if way is None:
+                way = known[key] = _complete(op, f, ins, outs, request, allowed)
+            if alone is not None:
+                known[alone] = way
+        complete.append(way)
     table, nodes = _tabulate(complete)
+    lines = Lines()
     positions = Positions(program)
     seconds = kernel_seconds(folded, groups, chosen, model)
     light = {k for k, x in enumerate(seconds) if x <= request.cluster.op_seconds_floor}
-    boxings = list(_boxings(program, folded, complete, hubs, request, model, positions, light))
+    boxings = list(_boxings(program, folded, complete, hubs, request, model, positions, light, lines))
     compute = sum(c.times * seconds[c.index] for c in folded.cells)
     memory = footprint.over_time(choice)
     moved = sum(b.seconds * b.times for b in boxings)
@@ -110,7 +117,7 @@ def spell_out(
         solver="",
         planning_seconds=0.0,
         unruled=_unruled(program),
-        timeline=timeline(folded, chosen, seconds, positions, memory),
+        timeline=timeline(folded, groups, chosen, seconds, positions, memory, lines),
     )
 
 
@@ -144,31 +151,33 @@ def _unruled(program: Program) -> list[tuple[str, str]]:
 
 def _boxings(
     program: Program, folded: Folded, complete: Sequence[Strategy | None], hubs: dict[int, tuple[Code, ...]],
-    request: Request, model: CostModel, positions: Positions, light: set[int],
+    request: Request, model: CostModel, positions: Positions, light: set[int], lines: Lines,
 ) -> Iterator[Boxing]:  # fmt: skip
     """For each value, how every signature its consumers need comes about."""
+    made_as = {
+        v.id: made
+        for op, way in zip(program.nodes, complete, strict=True)
+        if way is not None
+        for v, made in zip(op.outs, way.outs, strict=True)
+        if v.id not in folded.free
+    }
+    boxed: set[int] = set()
+    for op, way in zip(program.nodes, complete, strict=True):
+        for x, code in zip(op.ins, way.ins, strict=True) if way is not None else ():
+            if isinstance(x, Value) and code != made_as.get(x.id, code):
+                boxed.add(x.id)
+    awaited = positions.awaited(program, folded, boxed, light)
     needs: dict[int, dict[Code, Op]] = {}
     first: dict[tuple[int, Code], int] = {}
-    for op in program.nodes:
-        way = complete[op.index]
-        for x, code in zip(op.ins, way.ins, strict=True) if way is not None else ():
-            if isinstance(x, Value) and x.id not in folded.free:
-                needs.setdefault(x.id, {}).setdefault(code, op)
-    boxed = {
-        v.id
-        for op in program.nodes
-        if (way := complete[op.index]) is not None
-        for v, made in zip(op.outs, way.outs, strict=True)
-        if any(c != made for c in needs.get(v.id, ()))
-    }
-    awaited = positions.awaited(program, folded, boxed, light)
-    for op in program.nodes if boxed else ():
-        way = complete[op.index]
-        for x, code in zip(op.ins, way.ins, strict=True) if way is not None else ():
-            if isinstance(x, Value) and x.id in boxed:
+    for i in boxed:
+        for op, k in program.consumers()[i]:
+            way = complete[op.index]
+            if way is not None:
+                code = way.ins[k]
+                needs.setdefault(i, {}).setdefault(code, op)
                 at = awaited.get(op.index, -1)
-                at = positions.needed(op, x.id) if at < 0 else at
-                first[x.id, code] = min(first.get((x.id, code), at), at)
+                at = positions.needed(op, i) if at < 0 else at
+                first[i, code] = min(first.get((i, code), at), at)
     names = request.placement.axis_names
     count = 0
     # Repeated layers ask the same: by value's looks, what it is made as and wanted as, the routes.
@@ -176,6 +185,8 @@ def _boxings(
     for op in program.nodes:
         way = complete[op.index]
         for v, made in zip(op.outs, way.outs, strict=True) if way is not None else ():
+            if v.id not in boxed:
+                continue
             wanted = {c: user for c, user in needs.get(v.id, {}).items() if c != made}
             if not wanted:
                 continue
@@ -200,7 +211,7 @@ def _boxings(
                 served = [first[v.id, c] for c in wanted if c == code or _comes_through(c, code, sources)]
                 yield Boxing(
                     count, v.id, v.name or op.name, v.shape, dtype, src, dst, moves, v.times,
-                    user_line(op.info), user_line(user.info), positions.made(op, v.id),
+                    lines(op.info), lines(user.info), positions.made(op, v.id),
                     min(served, default=min(first[v.id, c] for c in wanted)),
                     positions.loop(v.id),
                 )  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..rules.widen import Strategy
 from ..timeline import Cost, Loop, Timeline
-from ..trace import Graph, Op, Program, Structured, Value, user_line
+from ..trace import Graph, Lines, Op, Program, Structured, user_line
 from .cells import Cell, Folded
 from .cost import CostModel
 
@@ -61,19 +61,21 @@ class Positions:
         """
         readers: dict[int, int] = {}
         found: dict[int, int] = {}
-        for op in reversed(program.nodes):
-            cell = folded.cell_of.get(op.index)
-            is_kernel = cell is None or op.primitive is None or cell not in light
-            passes = op.outs and all(
-                v.id not in boxed and v.id in readers and (not is_kernel or v.id in folded.fused) for v in op.outs
-            )
-            if passes and op.index not in self._place:
-                found[op.index] = min(readers[v.id] for v in op.outs)
-            for x in op.ins:
-                if isinstance(x, Value):
-                    at = found.get(op.index, -1)
-                    at = self.needed(op, x.id) if at < 0 else at
-                    readers[x.id] = min(readers.get(x.id, at), at)
+        reads, nodes, fused = program.reads(), program.nodes, folded.fused
+        for k in range(len(nodes) - 1, -1, -1):
+            op = nodes[k]
+            place = self._place.get(k)
+            if place is None and op.outs:
+                cell = folded.cell_of.get(k)
+                is_kernel = cell is None or op.primitive is None or cell not in light
+                if all([i in readers and i not in boxed and (not is_kernel or i in fused)
+                        for i in [v.id for v in op.outs]]):  # fmt: skip
+                    found[k] = min([readers[v.id] for v in op.outs])
+            at = found.get(k, k)
+            for i in reads[k]:
+                when = at if place is None else self.needed(op, i)
+                if i not in readers or when < readers[i]:
+                    readers[i] = when
         return found
 
     def _own(self, values: Sequence[object], loop: int) -> None:
@@ -122,29 +124,29 @@ def kernel_seconds(
 
 
 def timeline(
-    folded: Folded, chosen: Sequence[Strategy], seconds: Sequence[float], positions: Positions, memory: np.ndarray,
+    folded: Folded, groups: Sequence[int], chosen: Sequence[Strategy], seconds: Sequence[float], positions: Positions,
+    memory: np.ndarray, lines: Lines,
 ) -> Timeline:  # fmt: skip
     """The timeline of chosen strategies that take ``seconds``, by cell; ``memory`` is the bytes held at each node."""
     costs: dict[Cost, int] = {}
-    lines: dict[int, str] = {}
+    known: dict[tuple[int, str], int] = {}  # cells of a class cost the same
     runs: list[tuple[int, int]] = []
-    for cell in folded.cells:
-        if not seconds[cell.index] or cell.ops[0].name == "sbp.input":
+    for cell, group in zip(folded.cells, groups, strict=True):
+        op = cell.ops[0]
+        if not seconds[cell.index] or op.name == "sbp.input":
             continue
-        way = chosen[cell.index]
-        cost = Cost(_label(cell, lines), seconds[cell.index], cell.flops * way.share)
-        runs.append((cell.ops[0].index, costs.setdefault(cost, len(costs))))
+        line = lines(op.info)
+        cost = known.get((group, line))
+        if cost is None:
+            new = Cost(_label(cell, line), seconds[cell.index], cell.flops * chosen[cell.index].share)
+            cost = known[group, line] = costs.setdefault(new, len(costs))
+        runs.append((op.index, cost))
     steps = np.flatnonzero(np.diff(memory, prepend=-1.0))
-    return Timeline(
-        tuple(costs), tuple(sorted(runs)), tuple(positions.loops), tuple((int(k), float(memory[k])) for k in steps)
-    )
+    held = zip(steps.tolist(), memory[steps].tolist(), strict=True)
+    return Timeline(tuple(costs), tuple(sorted(runs)), tuple(positions.loops), tuple(held))
 
 
-def _label(cell: Cell, lines: dict[int, str]) -> str:
+def _label(cell: Cell, line: str) -> str:
     names = list(dict.fromkeys(op.name for op in cell.ops))
     text = "+".join(names[:_NAMES]) + ("+…" if len(names) > _NAMES else "")
-    info = cell.ops[0].info
-    traceback = id(getattr(info, "traceback", None))
-    if traceback not in lines:
-        lines[traceback] = user_line(info)
-    return f"{text} {lines[traceback]}".strip()
+    return f"{text} {line}".strip()

@@ -149,7 +149,8 @@ class Graph:
 class Program:
     """A whole traced function: input ops, the graph between, output ops, and its constants.
 
-    ``donated`` pairs an input op's index with the output op that replaces it.
+    ``donated`` pairs an input op's index with the output op that replaces it. A program is not changed once it is made:
+    what follows from its wiring is found once.
     """
 
     graph: Graph
@@ -158,6 +159,8 @@ class Program:
     constants: list[Any]
     nodes: list[Op] = field(default_factory=list)
     donated: list[tuple[int, int]] = field(default_factory=list)
+    _consumers: dict[int, list[tuple[Op, int]]] | None = field(default=None, init=False, repr=False)
+    _reads: list[tuple[int, ...]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.nodes = [*self.input_ops, *self.graph.nodes(), *self.output_ops]
@@ -166,9 +169,16 @@ class Program:
 
     def consumers(self) -> dict[int, list[tuple[Op, int]]]:
         """By value id: the nodes that read it, and as which operand."""
-        result: dict[int, list[tuple[Op, int]]] = {}
-        for op in self.nodes:
-            for k, x in enumerate(op.ins):
-                if isinstance(x, Value):
-                    result.setdefault(x.id, []).append((op, k))
-        return result
+        if self._consumers is None:
+            self._consumers = result = {}
+            for op in self.nodes:
+                for k, x in enumerate(op.ins):
+                    if isinstance(x, Value):
+                        result.setdefault(x.id, []).append((op, k))
+        return self._consumers
+
+    def reads(self) -> list[tuple[int, ...]]:
+        """By node: the ids of the values it reads, each once."""
+        if self._reads is None:
+            self._reads = [tuple(dict.fromkeys([x.id for x in op.ins if isinstance(x, Value)])) for op in self.nodes]
+        return self._reads

@@ -27,6 +27,21 @@ def user_line(info: Any) -> str:
     return ""
 
 
+class Lines:
+    """``user_line`` for many ops of one program: most share a traceback with others."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, str]] = {}  # with what has the id, so that it stays
+
+    def __call__(self, info: Any) -> str:
+        """The line of the user's code that an op comes from."""
+        traceback = getattr(info, "traceback", None)
+        known = self._known.get(id(traceback))
+        if known is None:
+            known = self._known[id(traceback)] = (traceback, user_line(info))
+        return known[1]
+
+
 def is_users_function(jaxpr: Any) -> bool:
     """Whether a called function was written by the user (then its lines are the ones to name), not by a library."""
     where = getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None) or ""

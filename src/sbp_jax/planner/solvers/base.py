@@ -22,7 +22,7 @@ class Task:
         gap: stop when the proven relative gap is at most this.
         time_limit: seconds the search may take, where it can take long.
         progress: told what is being done.
-        anatomy: which nodes decide parameters, optimizer state, data and gradients.
+        find_anatomy: which nodes decide parameters, optimizer state, data and gradients; not every method asks.
         notes: what a method adds is told with the plan.
     """
 
@@ -32,8 +32,13 @@ class Task:
     gap: float
     time_limit: float | None
     progress: Callable[[str], None]
-    anatomy: Anatomy = field(default_factory=Anatomy)
+    find_anatomy: Callable[[], Anatomy] = Anatomy
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """Which nodes decide parameters, optimizer state, data and gradients."""
+        return self.find_anatomy()
 
 
 # None: the pins allow no plan. Raises ``PlanError`` where none is found that fits into memory.
