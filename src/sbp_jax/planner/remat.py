@@ -1,4 +1,7 @@
-"""``remat="auto"``: the planner also chooses what to make again in the backward part, when memory is short.
+"""When memory is short: what not to hold from the forward part of a step to the backward one.
+
+Arguments need not be held in the signature that a layer reads them in (parameters are gathered twice, as ZeRO's third
+stage does); that is tried where nothing fits otherwise. With ``remat="auto"`` what was computed need not be held either.
 
 The cheapest plan of all says what each value weighs and each op costs; ``cut.py`` turns that into mixes of holding and
 making again. The mixes that may fit are planned under the limit like any program, and the cheapest plan wins, be it
@@ -21,45 +24,53 @@ from .spell import fingerprint
 _PARTS = 12
 
 
-def plan_with_remat(program: Program, request: Request, name: str = "function") -> PlanData:
-    """The cheapest plan found within the memory limit, recomputing what it pays to; its gap is that of its own mix.
+def plan_to_fit(program: Program, request: Request, name: str = "function") -> PlanData:
+    """The cheapest plan found within the memory limit; its gap is that of its own mix of holding and making again.
 
     Raises ``PlanError`` where no mix fits into a firm limit.
     """
     limit = request.memory_limit_bytes
+    if limit is None:
+        return make_plan(program, request, name)
+    refusal = None
+    if not request.remat:
+        try:
+            return make_plan(program, replace(request, limit_is_firm=True), name)
+        except PlanError as error:
+            refusal = error
     free = make_plan(program, replace(request, memory_limit_bytes=None), name)
-    if limit is None or free.memory_per_device <= limit:
+    if free.memory_per_device <= limit:
         return free
-    return _Choice(program, request, name, free, limit).best()
+    return _Choice(program, request, name, free, limit, refusal).best()
 
 
 class _Choice:
     """Plans of one program with different mixes of holding and making again."""
 
-    def __init__(self, program: Program, request: Request, name: str, free: PlanData, limit: float) -> None:
+    def __init__(
+        self, program: Program, request: Request, name: str, free: PlanData, limit: float, refusal: PlanError | None
+    ) -> None:
         self.program, self.request, self.name, self.free, self.limit = program, request, name, free, limit
         self.sizes = Sizes(program, free, CostModel(request.cluster, request.placement.shape))
         self.tried: list[PlanData] = []
-        self.refusals: list[PlanError] = []
+        self.refusals = [refusal] if refusal is not None else []
 
     def best(self) -> PlanData:
+        if not self.refusals:
+            self.attempt(self.program, self.request)
         turn = find_turn(self.program, self.sizes)
-        self.hold_all()
         if turn is not None:
-            ladder = Ladder(self.program, self.free, turn, self.sizes)
-            self.climb(turn, ladder, ladder.rungs())
+            if not self.tried:
+                self.mix(turn, (), 0.0)
+            if self.request.remat:
+                ladder = Ladder(self.program, self.free, turn, self.sizes)
+                self.climb(turn, ladder, ladder.rungs())
         if self.tried:
             return min(self.tried, key=lambda p: p.objective)
         if self.request.limit_is_firm:
-            raise min(self.refusals, key=lambda e: len(str(e)))
-        self.free.notes.append(
-            f"does not fit by the memory model, nor does any mix of recomputation: {self.refusals[-1]}"
-        )
+            raise self.refusals[-1]
+        self.free.notes.append(f"does not fit by the memory model: {self.refusals[-1]}")
         return self.free
-
-    def hold_all(self) -> None:
-        """The plan that makes nothing again."""
-        self.attempt(self.program, self.request)
 
     def climb(self, turn: Turn, ladder: Ladder, rungs: list[Rung]) -> None:
         """Plan the first mix that should fit, the one before it, which fits if it is split more, and one in between."""
@@ -90,9 +101,9 @@ class _Choice:
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
+            again = f"{len(nodes)} nodes are run again in the backward part" if nodes else "nothing is computed again"
             plan.notes.append(
-                f"{len(program.nodes) - len(self.program.nodes)} more nodes: what the forward part made is made again "
-                f"in the backward part; the gap is proven for this choice of what to make again"
+                f"to fit, arguments are read anew in the backward part, {again}; the gap is proven for this choice"
             )
 
     def attempt(self, program: Program, request: Request) -> PlanData | None:
