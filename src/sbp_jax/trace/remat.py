@@ -20,8 +20,8 @@ Renamed = Mapping[int, Atom]
 def recompute(program: Program, turn: int, nodes: Collection[int]) -> tuple[Program, list[int]]:
     """The program in which ``nodes`` (indices up to ``turn``) are made again for their readers beyond it.
 
-    Whatever the nodes, arguments that are read on both sides are other values beyond the turn, equal ones: a copy of
-    one in another signature (a parameter gathered for its layer) is not held from one side to the other.
+    Whatever the nodes, an argument that ops on both sides compute with is another value beyond the turn, an equal one:
+    its copy in another signature (a parameter gathered for its layer) is not held from one side to the other.
 
     Also returns, for each node of the new program, the node of the old one that it is, or is a copy of; -1 for
     barriers and new links of scans.
@@ -65,7 +65,9 @@ class _Rewriter:
                 pair = _Pair.between(self, collected, op)
                 reads = [x for x in op.reads if pair is None or x.id not in pair.slices]
                 ops += self.again(reads, renamed, graph.times)
-                ops += self.anew([x for x in reads if x.id in twice], reads, renamed, graph.times)
+                if isinstance(op, Op):  # an update reads it as it is
+                    inputs = [x for x in reads if x.id in twice and all(v.shape != x.shape for v in op.outs)]
+                    ops += self.anew(inputs, reads, renamed, graph.times)
                 ops.append(new := self.copy(op, renamed))
                 if pair is not None and isinstance(new, Structured):
                     pair.rewrite(new)
