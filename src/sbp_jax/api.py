@@ -17,7 +17,7 @@ from .lower import local_function
 from .placement import Placement, placement, to_partition_spec
 from .plan import PlanData
 from .planned import Plan
-from .planner import Request, best_of, candidates, fingerprint, make_plan, plan_with_remat
+from .planner import Request, best_of, candidates, fingerprint, plan_to_fit
 from .progress import Progress
 from .trace import Program, recompute
 
@@ -139,8 +139,7 @@ class ParallelFunction:
                     pins = {}
                     if not self._config.ignore_user_sbp:
                         pins = capture.pins(program, where, self._in_sbp, self._out_sbp, in_tree, out_shape)
-                    planner = plan_with_remat if self._config.remat == "auto" else make_plan
-                    return planner(program, _request(where, self._config, pins, progress), self._name)
+                    return plan_to_fit(program, _request(where, self._config, pins, progress), self._name)
 
                 places = self._places()
                 data = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
@@ -275,6 +274,7 @@ def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: 
         gap=config.gap,
         time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
         narrow_partial=config.narrow_partial,
+        remat=config.remat == "auto",
         zero_stage=config.zero_stage,
         prefer_less_memory=config.prefer_less_memory,
         wait_seconds=config.wait_time or 0.0,

@@ -40,6 +40,22 @@ def test_short_of_memory_the_planner_recomputes_and_fits(scan: bool) -> None:
         pass  # without recomputation nothing fits
 
 
+def test_parameters_are_gathered_twice_where_memory_is_short() -> None:
+    """ZeRO's third stage: no copy of a parameter is held from the forward part to the backward one."""
+    case = gpt.build("tiny", layers=4, hidden=512, heads=8, seq=16, vocab=512, batch=128, dropout=0.0)
+    args = jax.eval_shape(case.init), case.batch(0)
+    free = sbp.plan(case.step, *args, placement=where(8), donate_argnums=0)
+    config = sbp.AutoParallelConfig(memory_limit=0.85 * free.memory_per_device)
+    tight = sbp.plan(case.step, *args, placement=where(8), donate_argnums=0, config=config)
+    assert tight.recomputed is not None and not tight.recomputed.nodes
+    assert tight.memory_per_device <= 0.85 * free.memory_per_device
+
+    def gathers(plan: Plan) -> int:
+        return sum("all_gather" in b.collective and "blocks" in b.value for b in plan.boxings())
+
+    assert gathers(tight) > gathers(free)
+
+
 def test_memory_that_suffices_recomputes_nothing() -> None:
     assert planned(80e9, "auto", scan_layers=True).recomputed is None
 

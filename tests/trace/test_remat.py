@@ -44,6 +44,16 @@ def test_a_training_step_that_makes_everything_again_computes_the_same(options) 
     assert plan.verify(api._lower(entry, args, {}).compile()).ok
 
 
+def test_arguments_are_read_anew_by_what_computes_with_them_beyond_the_turn() -> None:
+    _, _, program, _, _, _ = traced()
+    turn = max(op.index for op in program.nodes if op.name == "log")
+    again, _ = recompute(program, turn, ())
+    named = [v for op in again.nodes for v in op.outs if v.name == "0/params/blocks/1/w_in"]
+    assert len(named) == 2 and count(again, "dot_general") == count(program, "dot_general")
+    first, second = (op.reads for op in again.nodes if op.name == "dot_general" and set(op.reads) & set(named))
+    assert named[0] in first and named[1] in second
+
+
 def test_the_program_given_is_left_as_it_is() -> None:
     _, _, program, _, again, origin = traced()
     assert [op.index for op in program.nodes] == list(range(len(program.nodes)))

@@ -5,7 +5,7 @@ from .meshes import best_of as best_of
 from .meshes import candidates as candidates
 from .pins import inner_pins as inner_pins
 from .pins import pin_signature as pin_signature
-from .remat import plan_with_remat as plan_with_remat
+from .remat import plan_to_fit as plan_to_fit
 from .request import Request as Request
 from .solvers import solvers as solvers
 from .spell import fingerprint as fingerprint

@@ -182,6 +182,15 @@ class _Tables:
             return
         other, position = (hub, -1) if hub is not None else readers[0][:2]
         where = (group, k, other, position)
+        renamed = [r for r in readers if self.folded.cells[r[2]].ops[0].name == "sbp.barrier"]
+        if hub is not None and 0 < len(renamed) < len(
+            readers
+        ):  # what reads it by another name boxes that, and shares no copy
+            readers = [r for r in readers if r not in renamed]
+            last = max(self._times(life, index)[1] for _, _, index in readers)
+            for reader, at, index in renamed:
+                for what in ("smaller", "larger"):
+                    self._add((what, group, k, reader, at), group, reader, last + 1, self._times(life, index)[1], v)
         if life.resident:
             self._add(("own", group, k), group, -1, made, kept, v)
             self._add(("smaller", *where), group, other, first, last, v)
@@ -196,14 +205,21 @@ class _Tables:
                 self._add(("smaller", *where), group, other, made, last, v)
                 self._add(("larger", *where), group, other, first, last, v)
         if hub is not None:
-            self._more(group, k, hub, v, life)
+            self._more(group, k, hub, v, life, readers)
 
-    def _more(self, group: int, k: int, hub: int, v: Value, life: Life) -> None:
+    def _times(self, life: Life, cell: int) -> tuple[int, int]:
+        """The first and last time that a cell reads a value."""
+        times = [life.reads[op.index] for op in self.folded.cells[cell].ops if op.index in life.reads]
+        return min(a for a, _ in times), max(b for _, b in times)
+
+    def _more(
+        self, group: int, k: int, hub: int, v: Value, life: Life, readers: Sequence[tuple[int, int, int]]
+    ) -> None:
         """Copies beyond the hub's. Readers that want the same one share it, so each adds the time after the last."""
         found = []
-        for reader, at, index in self.readers[v.id]:
-            times = [life.reads[op.index] for op in self.folded.cells[index].ops if op.index in life.reads]
-            found.append((max(b for _, b in times), min(a for a, _ in times), reader, at))
+        for reader, at, index in readers:
+            start, until = self._times(life, index)
+            found.append((until, start, reader, at))
         before = self.program_end
         for until, t, reader, at in sorted(found):
             start = max(min(t, before + 1), life.made)

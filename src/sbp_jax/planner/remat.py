@@ -1,4 +1,8 @@
-"""``remat="auto"``: the planner also chooses what to make again in the backward part, when memory is short.
+"""When memory is short: what not to hold from the forward part of a step to the backward one.
+
+Arguments need not be held in the signature that a layer reads them in (parameters are gathered twice, as ZeRO's third
+stage does); that is tried where memory is nearly used up. With ``remat="auto"`` what was computed need not be held
+either.
 
 The cheapest plan of all says what each value weighs and each op costs; ``cut.py`` turns that into mixes of holding and
 making again. The mixes that may fit are planned under the limit like any program, and the cheapest plan wins, be it
@@ -13,86 +17,96 @@ from ..errors import PlanError
 from ..plan import PlanData, Recomputed
 from ..trace import Program, recompute
 from .cost import CostModel
-from .cut import Ladder, Rung, Sizes, Turn, find_turn
+from .cut import Ladder, Sizes, Turn, find_turn
 from .make import make_plan
 from .request import Request
 from .spell import fingerprint
 
+# A plan that holds more than this part of the limit may have been made dearer by it.
+_NEARLY = 0.8
+# Mixes tried between two.
 _PARTS = 12
 
 
-def plan_with_remat(program: Program, request: Request, name: str = "function") -> PlanData:
-    """The cheapest plan found within the memory limit, recomputing what it pays to; its gap is that of its own mix.
+def plan_to_fit(program: Program, request: Request, name: str = "function") -> PlanData:
+    """The cheapest plan found within the memory limit; its gap is that of its own mix of holding and making again.
 
     Raises ``PlanError`` where no mix fits into a firm limit.
     """
     limit = request.memory_limit_bytes
-    free = make_plan(program, replace(request, memory_limit_bytes=None), name)
-    if limit is None or free.memory_per_device <= limit:
+    if limit is None:
+        return make_plan(program, request, name)
+    choice = _Choice(program, request, name, limit)
+    held = None if request.remat else choice.attempt(program, request)
+    if held is not None and held.memory_per_device < _NEARLY * limit:
+        return held
+    free = held or make_plan(program, replace(request, memory_limit_bytes=None), name)
+    if held is None and free.memory_per_device <= limit:
         return free
-    return _Choice(program, request, name, free, limit).best()
+    return choice.best(free)
 
 
 class _Choice:
     """Plans of one program with different mixes of holding and making again."""
 
-    def __init__(self, program: Program, request: Request, name: str, free: PlanData, limit: float) -> None:
-        self.program, self.request, self.name, self.free, self.limit = program, request, name, free, limit
-        self.sizes = Sizes(program, free, CostModel(request.cluster, request.placement.shape))
+    def __init__(self, program: Program, request: Request, name: str, limit: float) -> None:
+        self.program, self.request, self.name, self.limit = program, request, name, limit
         self.tried: list[PlanData] = []
         self.refusals: list[PlanError] = []
 
-    def best(self) -> PlanData:
-        turn = find_turn(self.program, self.sizes)
-        self.hold_all()
+    def best(self, base: PlanData) -> PlanData:
+        """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
+        if not self.tried and not self.refusals:
+            self.attempt(self.program, self.request)
+        sizes = Sizes(self.program, base, CostModel(self.request.cluster, self.request.placement.shape))
+        turn = find_turn(self.program, sizes)
         if turn is not None:
-            ladder = Ladder(self.program, self.free, turn, self.sizes)
-            self.climb(turn, ladder, ladder.rungs())
+            self.mix(turn, ())
+            if self.request.remat:
+                self.climb(base, turn, Ladder(self.program, base, turn, sizes))
         if self.tried:
             return min(self.tried, key=lambda p: p.objective)
         if self.request.limit_is_firm:
-            raise min(self.refusals, key=lambda e: len(str(e)))
-        self.free.notes.append(
-            f"does not fit by the memory model, nor does any mix of recomputation: {self.refusals[-1]}"
-        )
-        return self.free
+            raise self.refusals[-1]
+        base.notes.append(f"does not fit by the memory model: {self.refusals[-1]}")
+        return base
 
-    def hold_all(self) -> None:
-        """The plan that makes nothing again."""
-        self.attempt(self.program, self.request)
-
-    def climb(self, turn: Turn, ladder: Ladder, rungs: list[Rung]) -> None:
+    def climb(self, base: PlanData, turn: Turn, ladder: Ladder) -> None:
         """Plan the first mix that should fit, the one before it, which fits if it is split more, and one in between."""
-        enough = next((k for k, r in enumerate(rungs) if self.fits(r.saved_bytes)), len(rungs) - 1)
+        rungs = ladder.rungs()
+
+        def fits(saved_bytes: float) -> bool:
+            return base.memory_per_device - saved_bytes <= self.limit
+
+        enough = next((k for k, r in enumerate(rungs) if fits(r.saved_bytes)), len(rungs) - 1)
         for k in (enough, enough - 1, enough + 1):
             if 0 <= k < len(rungs):
-                self.mix(turn, rungs[k].nodes, rungs[k].seconds)
-        if enough > 0 and self.fits(rungs[enough].saved_bytes):
+                self.mix(turn, rungs[k].nodes, base.objective + rungs[k].seconds)
+        if enough > 0 and fits(rungs[enough].saved_bytes):
             less, more = rungs[enough - 1].nodes, rungs[enough].nodes
             parts = sorted(more - less)
             for part in range(1, _PARTS):  # the dearer mix for a growing number of the first nodes
                 first = parts[len(parts) * part // _PARTS :][:1]
                 nodes = less | {n for n in more if not first or n < first[0]}
-                if self.fits(ladder.saved(nodes)):
-                    self.mix(turn, nodes, ladder.seconds_of(nodes))
+                if fits(ladder.saved(nodes)):
+                    self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes))
                     break
 
-    def fits(self, saved_bytes: float) -> bool:
-        return self.free.memory_per_device - saved_bytes <= self.limit
-
-    def mix(self, turn: Turn, nodes: Collection[int], seconds: float) -> None:
-        """Plan the program with these nodes made again, unless what that costs already loses."""
-        if self.tried and self.free.objective + seconds >= min(p.objective for p in self.tried):
+    def mix(self, turn: Turn, nodes: Collection[int], at_least: float = 0.0) -> None:
+        """Plan the program with these nodes made again, unless the seconds that it takes at least lose already."""
+        if self.tried and at_least >= min(p.objective for p in self.tried):
             return
         program, origin = recompute(self.program, turn.node, nodes)
+        if len(program.nodes) == len(self.program.nodes):
+            return
         pins = {k: self.request.pins[o] for k, o in enumerate(origin) if o in self.request.pins}
         plan = self.attempt(program, replace(self.request, pins=pins))
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
+            again = f"{len(nodes)} nodes are run again in the backward part" if nodes else "nothing is computed again"
             plan.notes.append(
-                f"{len(program.nodes) - len(self.program.nodes)} more nodes: what the forward part made is made again "
-                f"in the backward part; the gap is proven for this choice of what to make again"
+                f"to fit, arguments are read anew in the backward part, {again}; the gap is proven for this choice"
             )
 
     def attempt(self, program: Program, request: Request) -> PlanData | None:

@@ -34,4 +34,5 @@ class Request:
     wait_seconds: float = 0.0
     trunk_algo: bool = True
     sbp_collector: bool = False
+    remat: bool = False
     progress: Callable[[str], None] = lambda _: None

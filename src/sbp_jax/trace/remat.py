@@ -20,6 +20,9 @@ Renamed = Mapping[int, Atom]
 def recompute(program: Program, turn: int, nodes: Collection[int]) -> tuple[Program, list[int]]:
     """The program in which ``nodes`` (indices up to ``turn``) are made again for their readers beyond it.
 
+    Whatever the nodes, an argument that ops on both sides compute with is another value beyond the turn, an equal one:
+    its copy in another signature (a parameter gathered for its layer) is not held from one side to the other.
+
     Also returns, for each node of the new program, the node of the old one that it is, or is a copy of; -1 for
     barriers and new links of scans.
     """
@@ -50,6 +53,8 @@ class _Rewriter:
         ops: list[Op | Structured] = []
         renamed: dict[int, Atom] = {}
         collected: dict[int, tuple[Structured, Op]] = {}
+        twice = {v.id for v in graph.inputs if v.shape}
+        twice &= {x.id for op in graph.ops if op.span[1] <= self.turn for x in op.reads}
         for op in graph.ops:
             first, last = op.span
             if last <= self.turn:
@@ -60,6 +65,9 @@ class _Rewriter:
                 pair = _Pair.between(self, collected, op)
                 reads = [x for x in op.reads if pair is None or x.id not in pair.slices]
                 ops += self.again(reads, renamed, graph.times)
+                if isinstance(op, Op):  # an update reads it as it is
+                    inputs = [x for x in reads if x.id in twice and all(v.shape != x.shape for v in op.outs)]
+                    ops += self.anew(inputs, reads, renamed, graph.times)
                 ops.append(new := self.copy(op, renamed))
                 if pair is not None and isinstance(new, Structured):
                     pair.rewrite(new)
@@ -87,6 +95,19 @@ class _Rewriter:
             ops.append(self.clone(op, inside, times))
             renamed.update((v.id, inside[v.id]) for v in op.outs)
         return ops
+
+    def anew(
+        self, inputs: Sequence[Value], reads: Sequence[Value], renamed: dict[int, Atom], times: float
+    ) -> list[Op | Structured]:
+        """Arguments as values of their own from here on, when something that their reader waits for is there."""
+        new = {x.id: x for x in inputs if x.id not in renamed}
+        late = [x for x in reads if x.id not in self.early and x.id not in renamed and x.shape]
+        if not new or not late:
+            return []
+        cause = Op("sbp.barrier", (), ())
+        links = [self.link("sbp.barrier", x, times, cause) for x in [*new.values(), late[-1]]]
+        renamed.update((link.reads[0].id, link.outs[0]) for link in links)
+        return [Structured("barrier", {}, (), {"barrier": links})]
 
     def closure(self, reads: Iterable[Atom], known: Collection[int]) -> list[Op]:
         """The dropped nodes that must run for ``reads``, in program order."""
