@@ -23,10 +23,10 @@ _SWEEPS = 5
 _ROUNDS = 40
 _EQUAL = 1e-9
 # A round is worth another where it leaves at most this part of the gap, or of the pairs.
-_WORTH = 0.98
+_WORTH = 0.99
 _IDLE = 3
 # A guess is this far from the bound to the best plan: the first that leaves so few pairs of choices.
-_GUESSES = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.015)
+_GUESSES = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.015, 0.008, 0.004)
 _FEW_GUESSED = 40_000
 _GUESS_SECONDS = 3.0
 # After one that found nothing better the next comes when so much of the pairs is left.

@@ -157,9 +157,11 @@ class _Program:
             for total, x in zip(totals, others, strict=True):
                 total.append((y.ravel(), x[np.ix_(first_a, first_b)].ravel()))
             for node, groups, lines in ((a, groups_a, y), (b, groups_b, y.T)):
-                for k, line in enumerate(lines):
-                    members = self.offsets[node] + np.flatnonzero(groups == k)
-                    add(np.concatenate([line, members]), np.r_[np.ones(len(line)), -np.ones(len(members))], 0.0)
+                first_row = len(right)
+                rows += [first_row + np.repeat(np.arange(len(lines)), lines.shape[1]), first_row + groups]
+                columns += [lines.ravel(), self.offsets[node] + np.arange(len(groups))]
+                values += [np.ones(lines.size), -np.ones(len(groups))]
+                right += [0.0] * len(lines)
         for total, (_, limit) in zip(totals, limits, strict=True):
             scale = max(limit, 1e-12)  # as parts of the limit
             add(np.concatenate([c for c, _ in total]), np.concatenate([v for _, v in total]) / scale, 1.0)
@@ -299,5 +301,7 @@ def improve(r: Reduction, choice: dict[int, int]) -> dict[int, int]:
 
 def _same(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Equal rows as one: each row's group, each group's first row."""
-    _, first, groups = np.unique(m, axis=0, return_index=True, return_inverse=True)
-    return groups.ravel(), first
+    number: dict[bytes, int] = {}
+    rows = np.ascontiguousarray(m + 0.0)  # no negative zeros
+    groups = np.array([number.setdefault(row.tobytes(), len(number)) for row in rows], dtype=np.int64)
+    return groups, np.unique(groups, return_index=True)[1]
