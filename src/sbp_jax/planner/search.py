@@ -3,7 +3,9 @@
 Memory is a constraint at every point of the step. The points where plans overflow get a price for each byte
 (Lagrange multipliers), found by Kelley's cutting planes: the prices that make the plans seen so far cost most are
 the next to try (Kelley, J. SIAM 8(4), 1960; Geoffrion, Math. Prog. Study 2, 1974). Each solution under prices,
-less the prices of what is allowed, is a proven lower bound for every plan that fits.
+less the prices of what is allowed, is a proven lower bound for every plan that fits. Beyond a few thousand pairs of
+choices the next prices are the nearest to the best ones that promise enough (a level method, ``least.py``), and
+plans that overflow are brought within the limit one node at a time.
 """
 
 import time

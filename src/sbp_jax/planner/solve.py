@@ -158,7 +158,7 @@ class _Program:
                 total.append((y.ravel(), x[np.ix_(first_a, first_b)].ravel()))
             for node, groups, lines in ((a, groups_a, y), (b, groups_b, y.T)):
                 first_row = len(right)
-                rows += [first_row + np.repeat(np.arange(len(lines)), lines.shape[1]), first_row + groups]
+                rows += [first_row + np.repeat(np.arange(len(lines)), lines.size // len(lines)), first_row + groups]
                 columns += [lines.ravel(), self.offsets[node] + np.arange(len(groups))]
                 values += [np.ones(lines.size), -np.ones(len(groups))]
                 right += [0.0] * len(lines)
