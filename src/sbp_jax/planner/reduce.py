@@ -11,7 +11,7 @@ What is left, the kernel, goes to the 0-1 solver; ``Reduction.expand`` answers f
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,7 +35,8 @@ class _Eliminated:
 
 @dataclass(slots=True)
 class Reduction:
-    """The kernel of a problem and how to get back. ``kept`` are each node's surviving choices."""
+    """The kernel of a problem and how to get back. ``kept`` are each node's surviving choices, ``place`` where it is
+    in the program's order."""
 
     nodes: dict[int, np.ndarray]
     edges: dict[tuple[int, int], np.ndarray]
@@ -43,6 +44,14 @@ class Reduction:
     constant: float = 0.0
     log: list[_Eliminated] = field(default_factory=list)
     around: dict[int, set[int]] = field(default_factory=dict)
+    place: dict[int, int] = field(default_factory=dict)
+
+    def copy(self) -> "Reduction":
+        """Another that may be reduced further on its own."""
+        around = {n: set(x) for n, x in self.around.items()}
+        return Reduction(
+            dict(self.nodes), dict(self.edges), list(self.kept), self.constant, list(self.log), around, self.place
+        )
 
     def expand(self, kernel_choice: dict[int, int]) -> list[int]:
         """The choice of every node of the original problem, from the kernel's (in surviving choices)."""
@@ -53,9 +62,9 @@ class Reduction:
             choice[step.node] = int(own[step.best[at]])
         return [choice[n] for n in range(len(self.kept))]
 
-    def shrink(self, deadline: float = math.inf) -> None:
-        """Eliminate and strike until nothing more goes."""
-        pending = dict.fromkeys(self.nodes)
+    def shrink(self, deadline: float = math.inf, changed: Iterable[int] | None = None) -> None:
+        """Eliminate and strike until nothing more goes, beginning at nodes that have ``changed`` (all)."""
+        pending = dict.fromkeys(self.nodes if changed is None else changed)
         while pending and time.monotonic() < deadline:
             n = next(iter(pending))
             del pending[n]
@@ -162,9 +171,11 @@ def unreduced(problem: Problem) -> Reduction:
     for a, b in problem.edges:
         around[a].add(b)
         around[b].add(a)
-    return Reduction(
-        dict(enumerate(problem.nodes)), dict(problem.edges), [np.arange(len(c)) for c in problem.nodes], around=around
-    )
+    # A hub is beside the class whose value it shares.
+    beside = {n: min(around[n], default=n) if n >= problem.n_classes else n for n in around}
+    place = {n: k for k, n in enumerate(sorted(around, key=lambda n: (beside[n], n)))}
+    kept = [np.arange(len(c)) for c in problem.nodes]
+    return Reduction(dict(enumerate(problem.nodes)), dict(problem.edges), kept, around=around, place=place)
 
 
 def reduce(problem: Problem, deadline: float = math.inf) -> Reduction:

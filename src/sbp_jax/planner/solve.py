@@ -11,14 +11,14 @@ Huangfu and Hall, "Parallelizing the dual revised simplex method", Math. Prog. C
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import highspy
 import numpy as np
 from scipy import sparse
 
-from .duals import bound_kernel
+from .duals import Closing, consistent
 from .problem import IMPOSSIBLE, Problem
 from .reduce import Reduction, reduce
 
@@ -27,8 +27,6 @@ _TOLERANCE = 1e-6
 _EQUAL = 1e-9
 # Kernels of fewer pairs of choices go to the 0-1 program at once.
 _SMALL = 60_000
-# Message passing goes on while a round of it leaves less than this of the pairs.
-_SHRUNK = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +34,7 @@ class Solution:
     """The choice for each node of the problem; objective and proven lower bound, in seconds a step.
 
     ``timed_out``: there was no time to solve the linear relaxation, the choice is only improved locally.
+    ``seen``: the plans met on the way.
     """
 
     choice: tuple[int, ...]
@@ -44,10 +43,13 @@ class Solution:
     kernel_nodes: int
     variables: int
     timed_out: bool = False
+    seen: tuple[Sequence[int], ...] = ()
 
 
-def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -> Solution | None:
-    """The best choice, or None when every choice is impossible.
+def solve(
+    problem: Problem, gap: float = 0.0, time_limit: float | None = None, guesses: Iterable[Sequence[int]] = ()
+) -> Solution | None:
+    """The best choice, or None when every choice is impossible. ``guesses`` are plans that may be good.
 
     ``time_limit`` is in seconds, for reductions and program together. When they run out there is still a choice (the
     relaxation rounded, or a first guess, improved locally) and a bound, if a weak one; None also where that choice is
@@ -56,48 +58,33 @@ def solve(problem: Problem, gap: float = 0.0, time_limit: float | None = None) -
     deadline = math.inf if time_limit is None else time.monotonic() + time_limit
     r = reduce(problem, deadline)
     size = len(r.nodes)
-    known, bound = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()}), r.floor()
-    choice, objective = _expanded(problem, r, known)
-    variables, timed_out = 0, True
-    while _entries(r) > _SMALL and objective < IMPOSSIBLE and time.monotonic() < deadline:
-        # Message passing proves most, and strikes what no better plan can have; then more can be reduced.
-        found = bound_kernel(r, known, lambda c: _value(r, c), improve, gap, deadline)
-        bound = max(bound, found.bound + r.constant)
-        better, cost = _expanded(problem, r, found.choice)
-        if cost < objective:
-            choice, objective = better, cost
-        if objective - bound <= max(gap, _EQUAL) * objective:
-            return Solution(choice, objective, min(bound, objective), size, 0)
-        before = _entries(r)
-        for n, kept in found.open.items():
-            if not kept.all():
-                r.keep(n, kept)
-        r.shrink(deadline)
-        if _entries(r) > _SHRUNK * before:
-            break
-        known = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()})
-    if time.monotonic() < deadline:
-        program = _Program(r)
-        chosen, proven = program.solve(gap, deadline)
-        variables = len(program.cost)
-        bound = max(bound, proven + r.constant)
-        if chosen is not None:
-            timed_out = False
-            better, cost = _expanded(problem, r, chosen)
-            if cost < objective:
-                choice, objective = better, cost
-    if objective >= IMPOSSIBLE:
+
+    def exact(kernel: Reduction, until: float) -> tuple[dict[int, int] | None, float]:
+        return _Program(kernel).solve(gap, until)
+
+    closing = Closing(problem.evaluate, improve, exact, gap, deadline, bound=r.floor())
+    for guess in guesses:
+        closing.offer(list(guess))
+    if not consistent(r):
         return None
-    return Solution(choice, objective, min(objective, bound), size, variables, timed_out)
-
-
-def _expanded(problem: Problem, r: Reduction, chosen: dict[int, int]) -> tuple[tuple[int, ...], float]:
-    choice = tuple(r.expand(chosen))
-    return choice, problem.evaluate(choice)
-
-
-def _entries(r: Reduction) -> int:
-    return sum(m.size for m in r.edges.values())
+    closing.offer(r.expand(improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()})))
+    closing.run(r, _SMALL)
+    variables, timed_out = 0, False
+    if not closing.done:
+        timed_out = True
+        if time.monotonic() < deadline:
+            program = _Program(r)
+            chosen, proven = program.solve(gap, deadline)
+            variables = len(program.cost)
+            # What is struck costs more than the best plan.
+            closing.bound = max(closing.bound, min(proven + r.constant, closing.objective))
+            if chosen is not None:
+                timed_out = False
+                closing.offer(r.expand(chosen))
+    if closing.choice is None:
+        return None
+    choice, objective = tuple(closing.choice), closing.objective
+    return Solution(choice, objective, min(objective, closing.bound), size, variables, timed_out, tuple(closing.seen))
 
 
 def _value(r: Reduction, choice: dict[int, int]) -> float:
@@ -170,9 +157,11 @@ class _Program:
             for total, x in zip(totals, others, strict=True):
                 total.append((y.ravel(), x[np.ix_(first_a, first_b)].ravel()))
             for node, groups, lines in ((a, groups_a, y), (b, groups_b, y.T)):
-                for k, line in enumerate(lines):
-                    members = self.offsets[node] + np.flatnonzero(groups == k)
-                    add(np.concatenate([line, members]), np.r_[np.ones(len(line)), -np.ones(len(members))], 0.0)
+                first_row = len(right)
+                rows += [first_row + np.repeat(np.arange(len(lines)), lines.size // len(lines)), first_row + groups]
+                columns += [lines.ravel(), self.offsets[node] + np.arange(len(groups))]
+                values += [np.ones(lines.size), -np.ones(len(groups))]
+                right += [0.0] * len(lines)
         for total, (_, limit) in zip(totals, limits, strict=True):
             scale = max(limit, 1e-12)  # as parts of the limit
             add(np.concatenate([c for c, _ in total]), np.concatenate([v for _, v in total]) / scale, 1.0)
@@ -312,5 +301,7 @@ def improve(r: Reduction, choice: dict[int, int]) -> dict[int, int]:
 
 def _same(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Equal rows as one: each row's group, each group's first row."""
-    _, first, groups = np.unique(m, axis=0, return_index=True, return_inverse=True)
-    return groups.ravel(), first
+    number: dict[bytes, int] = {}
+    rows = np.ascontiguousarray(m + 0.0)  # no negative zeros
+    groups = np.array([number.setdefault(row.tobytes(), len(number)) for row in rows], dtype=np.int64)
+    return groups, np.unique(groups, return_index=True)[1]
