@@ -136,12 +136,12 @@ def four_readers(x, w):
 def test_the_collector_holds_two_signatures_at_once() -> None:
     """With one shared signature, two of the readers would pay an all-to-all each, so the product is made whole on every
     device; with two it is made by rows, and turned once."""
-    args = f32(4096, 256), f32(256, 4096)
+    args = f32(16384, 64), f32(64, 16384)
     one, two = (plan(four_readers, *args, donate=(), in_sbp=("B", "B"), sbp_collector=on) for on in (False, True))
     assert two.step_seconds < 0.95 * one.step_seconds
 
     def products(p: sbp.Plan) -> set[str]:
-        return {str(b.src) for b in p.boxings() if b.shape == (4096, 4096)}
+        return {str(b.src) for b in p.boxings() if b.shape == (16384, 16384)}
 
     assert products(one) == {"B"} and products(two) == {"S(0)"}
     # What is priced is what the plan does.
@@ -156,9 +156,9 @@ def test_the_collector_counts_both_copies_in_memory() -> None:
 
 
 def test_less_memory_for_a_few_percent() -> None:
-    args = STATE, f32(4096, 1024)
+    args = STATE, f32(65536, 1024)
     first, lean = plan(step, *args), plan(step, *args, prefer_less_memory=True)
-    assert lean.memory_per_device < 0.9 * first.memory_per_device
+    assert lean.memory_per_device < 0.98 * first.memory_per_device
     assert lean.objective <= 1.05 * first.objective
     assert any("less memory preferred" in note for note in lean.notes)
     assert lean.bound <= first.objective * (1 + 1e-9)

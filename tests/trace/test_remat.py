@@ -29,7 +29,15 @@ def count(program: Program, name: str) -> int:
     return sum(op.name == name for op in program.nodes)
 
 
-@pytest.mark.parametrize("options", [{}, {"scan_layers": True}, {"grad_accumulation": 2, "scan_layers": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"scan_layers": True}, marks=pytest.mark.slow),
+        {"grad_accumulation": 2, "scan_layers": True},
+    ],
+    ids=str,
+)
 def test_a_training_step_that_makes_everything_again_computes_the_same(options) -> None:
     case, args, program, out_shape, again, origin = traced(**options)
     assert count(again, "dot_general") > count(program, "dot_general")

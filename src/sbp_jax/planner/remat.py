@@ -10,6 +10,7 @@ one that recomputes nothing and splits more. Between two mixes, one of which doe
 as many of the first layers as it takes.
 """
 
+import time
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -38,8 +39,10 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
         return make_plan(program, request, name)
     choice = _Choice(program, request, name, limit)
     held = None if request.remat else choice.attempt(program, request)
-    if held is not None and held.memory_per_device < _NEARLY * limit:
+    if held is not None and (held.memory_per_device < _NEARLY * limit or choice.time_is_up):
         return held
+    if choice.time_is_up and request.limit_is_firm:
+        raise choice.refusals[-1]
     free = held or make_plan(program, replace(request, memory_limit_bytes=None), name)
     if held is None and free.memory_per_device <= limit:
         return free
@@ -53,6 +56,11 @@ class _Choice:
         self.program, self.request, self.name, self.limit = program, request, name, limit
         self.tried: list[PlanData] = []
         self.refusals: list[PlanError] = []
+        self.start = time.monotonic()
+
+    @property
+    def time_is_up(self) -> bool:
+        return self.request.time_limit is not None and time.monotonic() - self.start > self.request.time_limit
 
     def best(self, base: PlanData) -> PlanData:
         """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
@@ -94,7 +102,7 @@ class _Choice:
 
     def mix(self, turn: Turn, nodes: Collection[int], at_least: float = 0.0) -> None:
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already."""
-        if self.tried and at_least >= min(p.objective for p in self.tried):
+        if self.time_is_up or (self.tried and at_least >= min(p.objective for p in self.tried)):
             return
         program, origin = recompute(self.program, turn.node, nodes)
         if len(program.nodes) == len(self.program.nodes):
