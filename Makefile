@@ -10,7 +10,7 @@ EXAMPLES ?= 500
 PROGRAMS ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soundness soundness-programs rules lint format bench clean
+.PHONY: help setup demo test test-all soundness soundness-programs rules lint format bench results clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench: $(STAMP) ## every script in benchmarks/, one after the other
 	@set -e; for script in benchmarks/*.py; do \
 	  test -e "$$script" || { echo "no scripts in benchmarks/ yet"; break; }; \
 	  echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+results: $(STAMP) ## write docs/benchmarks.md anew from benchmarks/results/
+	$(BIN)/python docs/benchmarks_page.py
 
 clean: ## remove caches, build products and out/; .venv stays
 	rm -rf build dist out .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,0 +1,36 @@
+"""Writes docs/benchmarks.md: what the scripts in benchmarks/ printed last, by subject.
+
+python docs/benchmarks_page.py
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HEAD = """# What was measured
+
+Each part is what a script in [benchmarks/](../benchmarks/README.md) printed, kept in `benchmarks/results/`; `make bench`
+runs them all, `make results` writes this page anew. Seconds on shared machines vary; compare within a table.
+"""
+SUBJECTS = {
+    "plan_quality": "Bytes on the wire, against shardings written by hand",
+    "solvers": "Search methods and fixed strategies, on one cost model",
+    "planning_time": "Seconds and memory that planning takes",
+    "fidelity": "The compiled program against the plan",
+    "memory": "Memory, against XLA's own figures",
+    "megatron": "The simulator, against published runs",
+    "calibration": "A calibrated cluster",
+    "planning_and_calls": "Planning small models; the cost of a call",
+    "eager": "Eager operations on global tensors",
+}
+
+
+def page() -> str:
+    """The page as text. A result without a subject here raises ``KeyError``."""
+    results = {path.stem: path for path in (ROOT / "benchmarks" / "results").glob("*.txt")}
+    titles = {name: SUBJECTS[name] for name in sorted(results, key=list(SUBJECTS).index)}
+    parts = [f"\n## {title}\n\n```\n{results[name].read_text().rstrip()}\n```\n" for name, title in titles.items()]
+    return HEAD + "".join(parts)
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "benchmarks.md").write_text(page())
