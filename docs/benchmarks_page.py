@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[1]
 HEAD = """# What was measured
 
 Each part is what a script in [benchmarks/](../benchmarks/README.md) printed, kept in `benchmarks/results/`.
-`make bench` runs them all, `make results` writes this page anew. Seconds on shared machines vary: compare within a table.
+`make bench` runs them all, `make results` writes this page anew. Seconds on shared machines vary: compare within a
+table.
 """
 SUBJECTS = {
     "plan_quality": "Bytes on the wire, against shardings written by hand",
