@@ -15,7 +15,7 @@ import numpy as np
 from scipy import optimize
 
 from .memory import Footprint, penalised
-from .problem import IMPOSSIBLE, Problem
+from .problem import Problem, costless
 from .solve import Solution, solve
 
 _ROUNDS = 60
@@ -54,7 +54,7 @@ class Smallest:
 
     def holding_least(self, weights: dict[int, float], unit: float) -> Solution | None:
         """The plan that holds the least at weighted points, in ``unit`` bytes."""
-        self._costless = self._costless or _without_costs(self.problem)
+        self._costless = self._costless or costless(self.problem)
         # Bytes as parts of what a plan holds: small beside what is impossible.
         prices = [(w / unit, self.at(t)) for t, w in weights.items() if w > 0]
         limit = _ROUND_SECONDS if self.time_limit is None else min(_ROUND_SECONDS, self.time_limit)
@@ -127,15 +127,3 @@ def _next(held: np.ndarray, centre: np.ndarray, bound: float) -> np.ndarray:
     if result.x is None:
         return np.full(n, 1.0 / n)
     return np.clip(result.x[:n], 0.0, 1.0)
-
-
-def _without_costs(problem: Problem) -> Problem:
-    """The same problem where only what is impossible costs anything."""
-
-    def clear(x: np.ndarray) -> np.ndarray:
-        return np.where(x >= IMPOSSIBLE / 2, IMPOSSIBLE, 0.0)
-
-    return Problem(
-        [clear(c) for c in problem.nodes], {k: clear(m) for k, m in problem.edges.items()}, problem.n_classes,
-        problem.representative, problem.count, problem.codes, problem.hub_source,
-    )  # fmt: skip
