@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 
 import sbp_jax as sbp
 
+MESH_SHAPES = ((2, 4), (1, 8), (8, 1))
 FAMILIES = ["mlp", "gpt", "gpt_nnx", "resnet", "lstm"]
 
 
@@ -42,7 +43,23 @@ def run(case: Any, mesh: tuple[int, ...], tolerance: float, **options: Any) -> s
     return plan
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Every model on both axes; on one axis the quickest and the one with most kinds of ops.
+QUICK = {(family, (2, 4)) for family in FAMILIES} | {
+    ("mlp", (1, 8)),
+    ("mlp", (8, 1)),
+    ("gpt", (8, 1)),
+    ("lstm", (1, 8)),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh_shape"),
+    [
+        pytest.param(f, m, marks=() if (f, m) in QUICK else pytest.mark.slow, id=f"{m[0]}x{m[1]}-{f}")
+        for f in FAMILIES
+        for m in MESH_SHAPES
+    ],
+)
 def test_three_steps_equal_one_device(family: str, mesh_shape: tuple[int, int]) -> None:
     case = importlib.import_module(f"zoo.{family}").build("tiny")
     plan = run(case, mesh_shape, 2e-5)

@@ -97,6 +97,33 @@ def apply_optimizer(tx: optax.GradientTransformation, state: Tree, grads: Tree, 
     return {**state, "params": optax.apply_updates(state["params"], updates), "opt_state": opt_state, **other}
 
 
+def trained(
+    name: str, tx: optax.GradientTransformation, init_params: Callable[[], Tree],
+    loss_fn: Callable[[Tree, Tree], jax.Array], batch: Callable[[int], Tree], layers: int, optimizer: str, rules: Rules,
+) -> Case:  # fmt: skip
+    """The case of a model without state of its own: ``loss_fn(params, batch)`` is made smaller by ``tx``."""
+
+    def init() -> Tree:
+        params = init_params()
+        return {"params": params, "opt_state": tx.init(params)}
+
+    def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
+        loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
+        return apply_optimizer(tx, state, grads), loss
+
+    return Case(name, init, step, batch, layers, optimizer, rules)
+
+
+def through(blocks: Tree, block: Callable[[jax.Array, Tree], jax.Array], x: jax.Array, remat: bool) -> jax.Array:
+    """x through every block: a list of their parameters, or one tree of them stacked, which a scan goes through."""
+    one = jax.checkpoint(block) if remat else block
+    if isinstance(blocks, list):
+        for p in blocks:
+            x = one(x, p)
+        return x
+    return jax.lax.scan(lambda h, p: (one(h, p), None), x, blocks)[0]
+
+
 def adamw(learning_rate: float, clip_norm: float = 1.0, weight_decay: float = 0.1) -> optax.GradientTransformation:
     """AdamW (arXiv:1711.05101) after clipping by global norm, as GPT-2 and its successors are trained."""
     return optax.chain(

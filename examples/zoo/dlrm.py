@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .common import Case, Tree, apply_optimizer, configure, normal
+from .common import Case, Tree, configure, normal, trained
 
 # Categories of the Criteo Terabyte features as MLPerf counts them (at most 40 million).
 CRITEO = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209,
@@ -73,12 +73,11 @@ def forward(config: DlrmConfig, params: Tree, batch: Tree) -> jax.Array:
 def build(size: str = "tiny", **overrides: object) -> Case:
     """The training step; ``size`` is a key of ``SIZES``, ``overrides`` are fields of ``DlrmConfig``."""
     config = configure(SIZES, size, overrides)
-    tx = optax.adagrad(config.learning_rate)
     vectors = len(config.tables) + 1
     bottom = (config.numbers, *config.bottom, config.dim)
     top = (config.dim + vectors * (vectors - 1) // 2, *config.top, 1)
 
-    def init() -> Tree:
+    def init_params() -> Tree:
         keys = iter(jax.random.split(jax.random.key(0), len(config.tables) + len(bottom) + len(top)))
 
         def layers(widths: tuple[int, ...]) -> Tree:
@@ -87,17 +86,12 @@ def build(size: str = "tiny", **overrides: object) -> Case:
 
         rows = [n if n <= _ROWS else -(-n // _ROWS) * _ROWS for n in config.tables]
         tables = [normal(next(keys), (n, config.dim), config.dim**-0.5) for n in rows]
-        params = {"tables": tables, "bottom": layers(bottom), "top": layers(top)}
-        return {"params": params, "opt_state": tx.init(params)}
+        return {"tables": tables, "bottom": layers(bottom), "top": layers(top)}
 
     def loss_fn(params: Tree, batch: Tree) -> jax.Array:
         # Cross entropy in nats of a yes or no, from its logit.
         logits = forward(config, params, batch)
         return jnp.mean(jax.nn.softplus(logits) - batch["labels"] * logits)
-
-    def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
-        loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
-        return apply_optimizer(tx, state, grads), loss
 
     def batch(seed: int) -> Tree:
         # The first numbers decide about the click.
@@ -107,4 +101,7 @@ def build(size: str = "tiny", **overrides: object) -> Case:
         clicked = numbers[:, :4].sum(1) > 0
         return {"numbers": numbers, "categories": categories.astype(np.int32), "labels": clicked.astype(np.float32)}
 
-    return Case("dlrm", init, step, batch, len(bottom) + len(top) - 2, "adagrad", MEGATRON)
+    return trained(
+        "dlrm", optax.adagrad(config.learning_rate), init_params, loss_fn, batch, len(bottom) + len(top) - 2, "adagrad",
+        MEGATRON,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from .common import Case, Tree, adamw, apply_optimizer, configure, cross_entropy, normal
+from .common import Case, Tree, adamw, configure, cross_entropy, normal, through, trained
 from .gpt import counting_text
 
 
@@ -125,34 +125,21 @@ def block(config: LlamaConfig, x: jax.Array, p: Tree) -> jax.Array:
 def forward(config: LlamaConfig, params: Tree, tokens: jax.Array) -> jax.Array:
     """Logits (batch, seq, vocab) of tokens (batch, seq)."""
     x = params["embed"][tokens].astype(config.dtype)
-    one_block = functools.partial(block, config)
-    if config.remat:
-        one_block = jax.checkpoint(one_block)
-    if config.scan_layers:
-        x, _ = jax.lax.scan(lambda h, p: (one_block(h, p), None), x, params["blocks"])
-    else:
-        for p in params["blocks"]:
-            x = one_block(x, p)
+    x = through(params["blocks"], functools.partial(block, config), x, config.remat)
     return rms_norm(x, params["norm"]) @ params["head"].astype(config.dtype)
 
 
 def build(size: str = "tiny", **overrides: object) -> Case:
     """The training step; ``size`` is a key of ``SIZES``, ``overrides`` are fields of ``LlamaConfig``."""
     config = configure(SIZES, size, overrides)
-    tx = adamw(config.learning_rate)
-
-    def init() -> Tree:
-        params = init_params(config, jax.random.key(0))
-        return {"params": params, "opt_state": tx.init(params)}
 
     def loss_fn(params: Tree, batch: Tree) -> jax.Array:
         return cross_entropy(forward(config, params, batch["inputs"]), batch["targets"])
 
-    def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
-        loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
-        return apply_optimizer(tx, state, grads), loss
-
     def batch(seed: int) -> Tree:
         return counting_text(seed, (config.batch, config.seq), config.vocab)
 
-    return Case("llama", init, step, batch, config.layers, "adamw+clip", MEGATRON)
+    return trained(
+        "llama", adamw(config.learning_rate), lambda: init_params(config, jax.random.key(0)), loss_fn, batch,
+        config.layers, "adamw+clip", MEGATRON,
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from .common import Case, Tree, adamw, apply_optimizer, configure, cross_entropy, normal
+from .common import Case, Tree, adamw, configure, cross_entropy, normal, trained
 from .gpt import counting_text, layer_norm
 from .transformer import attend, init_attention, init_mlp, init_norm, mlp
 
@@ -153,18 +153,11 @@ def build(size: str = "tiny", **overrides: object) -> Case:
     config = configure(SIZES, size, overrides)
     if config.layers % config.every:
         raise ValueError(f"layers ({config.layers}) must be a multiple of every ({config.every})")
-    tx = adamw(config.learning_rate)
-    value_and_grad = jax.value_and_grad(functools.partial(loss_fn, config))
-
-    def init() -> Tree:
-        params = init_params(config, jax.random.key(0))
-        return {"params": params, "opt_state": tx.init(params)}
-
-    def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
-        loss, grads = value_and_grad(state["params"], batch)
-        return apply_optimizer(tx, state, grads), loss
 
     def batch(seed: int) -> Tree:
         return counting_text(seed, (config.batch, config.seq), config.vocab)
 
-    return Case("moe", init, step, batch, config.layers, "adamw+clip", MEGATRON)
+    return trained(
+        "moe", adamw(config.learning_rate), lambda: init_params(config, jax.random.key(0)),
+        functools.partial(loss_fn, config), batch, config.layers, "adamw+clip", MEGATRON,
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from .common import Case, Tree, adamw, apply_optimizer, configure, cross_entropy, normal
+from .common import Case, Tree, adamw, configure, cross_entropy, normal, through, trained
 from .gpt import layer_norm
 from .images import patterns
 from .transformer import attend, init_attention, init_mlp, init_norm, mlp
@@ -78,32 +78,21 @@ def forward(config: VitConfig, params: Tree, images: jax.Array) -> jax.Array:
         p = jax.tree.map(lambda leaf: leaf.astype(config.dtype), p)
         return mlp(attend(x, p, config.heads, causal=False), p)
 
-    one_block = jax.checkpoint(block) if config.remat else block
-    if config.scan_layers:
-        x, _ = jax.lax.scan(lambda h, p: (one_block(h, p), None), x, params["blocks"])
-    else:
-        for p in params["blocks"]:
-            x = one_block(x, p)
+    x = through(params["blocks"], block, x, config.remat)
     return layer_norm(x, params["norm"]).astype(jnp.float32).mean(1) @ params["w_head"] + params["b_head"]
 
 
 def build(size: str = "tiny", **overrides: object) -> Case:
     """The training step; ``size`` is a key of ``SIZES``, ``overrides`` are fields of ``VitConfig``."""
     config = configure(SIZES, size, overrides)
-    tx = adamw(config.learning_rate)
-
-    def init() -> Tree:
-        params = init_params(config, jax.random.key(0))
-        return {"params": params, "opt_state": tx.init(params)}
 
     def loss_fn(params: Tree, batch: Tree) -> jax.Array:
         return cross_entropy(forward(config, params, batch["images"]), batch["labels"])
 
-    def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
-        loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
-        return apply_optimizer(tx, state, grads), loss
-
     def batch(seed: int) -> Tree:
         return patterns(seed, config.batch, config.pixels, config.classes)
 
-    return Case("vit", init, step, batch, config.layers, "adamw+clip", MEGATRON)
+    return trained(
+        "vit", adamw(config.learning_rate), lambda: init_params(config, jax.random.key(0)), loss_fn, batch,
+        config.layers, "adamw+clip", MEGATRON,
+    )  # fmt: skip

@@ -11,14 +11,14 @@ import sbp_jax as sbp
 import zoo
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
     "llama-scan-remat": ("llama", {"scan_layers": True, "remat": True}),
     "moe": ("moe", {}),
-    "vit": ("vit", {}),
-    "wide_resnet": ("wide_resnet", {}),
     "dlrm": ("dlrm", {}),
 }
 SLOW_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "vit": ("vit", {}),
+    "wide_resnet": ("wide_resnet", {}),
     "moe-scan": ("moe", {"scan_layers": True, "layers": 4}),
     "vit-scan-remat": ("vit", {"scan_layers": True, "remat": True}),
 }

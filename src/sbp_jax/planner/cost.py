@@ -14,12 +14,14 @@ import numpy as np
 
 from ..boxing import cost_matrix, seconds_matrix
 from ..cluster import Cluster
-from ..rules.widen import Code, Strategy, signature_of
+from ..rules.widen import B, Code, Strategy, signature_of
 from ..trace import Op, Value
 from .cells import Cell
 
 # The price of holding an argument, as a part of the time it takes to read it once.
 _HOLDING = 1e-3
+# Seconds for every axis on which a result is left partial.
+_UNREDUCED = 2e-9
 
 # Ops that compute nothing, yet are kernels. Reshapes, broadcasts, slices and pads XLA turns into bitcasts, or into
 # index arithmetic inside what reads the result; so it may these, but then it writes that out instead.
@@ -61,6 +63,8 @@ class CostModel:
         if op.name == "sbp.input":  # holding costs next to nothing: of two equal plans the smaller is taken
             held = sum(self.local_bytes(v, c) for v, c in zip(cell.outs, strategy.outs, strict=True))
             return _HOLDING * held / self.cluster.device.memory_bytes_per_second
+        if op.name in ("sbp.output", "sbp.result"):  # of two equal plans the one that leaves nothing to reduce
+            return _UNREDUCED * sum(c < B for code in strategy.ins for c in code)
         if not cell.flops and not (self._is_hardware and _is_copy(cell)):
             return 0.0
         ratio = 1.0 if self.computation_ratio is None else self.computation_ratio

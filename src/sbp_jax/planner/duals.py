@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .problem import IMPOSSIBLE
-from .reduce import Reduction
+from .problem import IMPOSSIBLE, Problem
+from .reduce import Reduction, unreduced
 
 _SWEEPS = 5
+_PROVING_SWEEPS = 15
 _ROUNDS = 40
 _EQUAL = 1e-9
 # A round is worth another where it leaves at most this part of the gap, or of the pairs.
@@ -40,12 +41,12 @@ class Closing:
     """The best plan seen (``choice`` of the whole problem, its ``objective``) and the bound of a reduction's optimum.
 
     ``evaluate`` costs a whole plan, ``improve`` makes a kernel's choice better one node at a time,
-    ``exact`` solves a small kernel until a time: its choice, and a bound without the constant.
+    ``exact`` solves a small kernel until a time: its choice, and a bound without the constant (None: no guesses).
     """
 
     evaluate: Callable[[list[int]], float]
     improve: Callable[[Reduction, Choice], Choice]
-    exact: Callable[[Reduction, float], tuple[Choice | None, float]]
+    exact: Callable[[Reduction, float], tuple[Choice | None, float]] | None
     gap: float
     deadline: float = math.inf
     choice: list[int] | None = None
@@ -122,7 +123,7 @@ class Closing:
     def _guess(self, r: Reduction) -> None:
         """Solve exactly what a plan may have that is cheaper than a guess."""
         self.guessed, gap = False, self.objective - self.bound
-        if not gap < IMPOSSIBLE / 2:
+        if self.exact is None or not gap < IMPOSSIBLE / 2:
             return
         for part in _GUESSES:
             most = self.bound + part * gap
@@ -147,6 +148,23 @@ class Closing:
             self.offer(trial.expand(choice))
         # No plan is cheaper than the guess, or the best of those is found.
         self.bound = max(self.bound, min(bound + trial.constant, most, self.objective))
+
+
+def surviving(problem: Problem, most: float) -> list[np.ndarray]:
+    """The choices of each node that a plan may have that costs at most ``most``, as far as a few sweeps prove."""
+    r = unreduced(problem)
+    everything = [np.arange(len(c)) for c in problem.nodes]
+    if not consistent(r):
+        return everything
+    m = _Messages(r)
+    bound = -math.inf
+    for _ in range(_PROVING_SWEEPS):
+        bound = m.sweep(forwards=True)
+        m.sweep(forwards=False)
+    # While the last sweep passed a node, the bound was at least that of the sweep before: what was spare then, counts.
+    spare = {n: total - total.min() for n, total in m.total.items()}
+    allowed = most - bound - r.constant + _EQUAL * abs(most)
+    return [r.kept[n][spare[n] <= allowed] for n in range(len(everything))]
 
 
 def pairs(r: Reduction) -> int:

@@ -2,9 +2,8 @@
 
 A game of two: one weights the points of the step (weights add up to 1), the other chooses the plan that holds the
 least by these weights. What that plan holds so weighed is less than or equal to the peak of every plan: a bound.
-The best weights are found by a level method (Lemarechal, Nemirovskii and Nesterov, Math. Prog. 69, 1995): of the
-weights under which all plans seen hold enough, those nearest to the best so far. Kelley's planes alone, which
-always go for the most promised, jump from corner to corner: on GPT-3 they end a third above plans that exist.
+The best weights are found by a level method (``level.py``). Kelley's planes alone, which always go for the most
+promised, jump from corner to corner: on GPT-3 they end a third above plans that exist.
 """
 
 import time
@@ -12,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy import optimize
 
-from .memory import Footprint, penalised
+from .level import largest, nearest
+from .memory import FootprintLike, penalised
 from .problem import Problem, costless
 from .solve import Solution, solve
 
@@ -46,18 +45,18 @@ class Smallest:
     """The search for the smallest peak of one problem."""
 
     problem: Problem
-    footprint: Footprint
+    footprint: FootprintLike
     at: Callable[[int], Problem]
     time_limit: float | None = None
     progress: Callable[[str], None] = lambda _: None
     _costless: Problem | None = field(default=None)
 
-    def holding_least(self, weights: dict[int, float], unit: float) -> Solution | None:
-        """The plan that holds the least at weighted points, in ``unit`` bytes."""
+    def holding_least(self, weights: dict[int, float], unit: float, seconds: float = _ROUND_SECONDS) -> Solution | None:
+        """The plan that holds the least at weighted points, in ``unit`` bytes, as far as found in some seconds."""
         self._costless = self._costless or costless(self.problem)
         # Bytes as parts of what a plan holds: small beside what is impossible.
         prices = [(w / unit, self.at(t)) for t, w in weights.items() if w > 0]
-        limit = _ROUND_SECONDS if self.time_limit is None else min(_ROUND_SECONDS, self.time_limit)
+        limit = seconds if self.time_limit is None else min(seconds, self.time_limit)
         return solve(penalised(self._costless, prices), 1e-3, limit)
 
     def run(self, first: Sequence[tuple[Solution, np.ndarray]], enough: float = 0.0) -> Least:
@@ -80,7 +79,7 @@ class Smallest:
             self.progress(f"finding the smallest memory limit, round {round_number + 1}")
             points = sorted({*points, *(int(m.argmax()) for _, m in seen[-2:])})
             held = np.array([m[points] for _, m in seen]) / unit
-            weights = _next(held, np.array([centre.get(t, 0.0) for t in points]), bound / unit)
+            weights, promised = _next(held, np.array([centre.get(t, 0.0) for t in points]), bound / unit)
             solution = self.holding_least(dict(zip(points, weights.tolist(), strict=True)), unit)
             if solution is None:
                 break
@@ -89,41 +88,20 @@ class Smallest:
                 centre = dict(zip(points, weights.tolist(), strict=True))
             memory = self.footprint.over_time(solution.choice)
             known = any(np.array_equal(m, memory) for _, m in seen)
-            if known and int(memory.argmax()) in points and _promised(held) * unit <= bound * (1 + 1e-6):
+            if known and int(memory.argmax()) in points and promised * unit <= bound * (1 + 1e-6):
                 break
             seen.append((solution, memory))
         solution, memory = min(seen, key=lambda x: float(x[1].max()))
         return Least(solution, memory, min(bound, float(memory.max(initial=0.0))))
 
 
-def _promised(held: np.ndarray) -> float:
-    """The most that the plans seen (rows) all hold under some weights of the points (columns)."""
-    n = held.shape[1]
-    result = optimize.linprog(
-        np.r_[np.zeros(n), -1.0], A_ub=np.c_[-held, np.ones(len(held))], b_ub=np.zeros(len(held)),
-        A_eq=np.r_[np.ones(n), 0.0][None], b_eq=[1.0], bounds=[(0.0, 1.0)] * n + [(None, None)], method="highs",
-    )  # fmt: skip
-    return float(result.x[n])
-
-
-def _next(held: np.ndarray, centre: np.ndarray, bound: float) -> np.ndarray:
-    """The weights nearest to ``centre`` under which every plan seen holds enough: half-way from bound to promise."""
-    n = held.shape[1]
-    level = bound + _LEVEL * (_promised(held) - bound)
-    if not centre.any():
-        level = _promised(held) * (1 - 1e-9)
-    # Columns: weights, then their distance from the centre.
-    result = optimize.linprog(
-        np.r_[np.zeros(n), np.ones(n)],
-        A_ub=np.block([
-            [-held, np.zeros_like(held)],
-            [np.eye(n), -np.eye(n)],
-            [-np.eye(n), -np.eye(n)],
-        ]),
-        b_ub=np.r_[np.full(len(held), -level), centre, -centre],
-        A_eq=np.r_[np.ones(n), np.zeros(n)][None], b_eq=[1.0], bounds=[(0.0, 1.0)] * n + [(0.0, None)] * n,
-        method="highs",
-    )  # fmt: skip
-    if result.x is None:
-        return np.full(n, 1.0 / n)
-    return np.clip(result.x[:n], 0.0, 1.0)
+def _next(held: np.ndarray, centre: np.ndarray, bound: float) -> tuple[np.ndarray, float]:
+    """The weights nearest to ``centre`` under which every plan seen holds enough, half-way from bound to promise;
+    and that promise."""
+    none = np.zeros(len(held))
+    straight, promised = largest(none, held, 1.0, total=1.0)
+    level = bound + _LEVEL * (promised - bound) if centre.any() else promised * (1 - 1e-9)
+    weights = nearest(none, held, level, centre, 1.0, total=1.0)
+    if weights is None:
+        weights = np.full(len(centre), 1.0 / len(centre)) if straight is None else straight
+    return weights, promised

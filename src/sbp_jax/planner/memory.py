@@ -13,7 +13,7 @@ and the plan that is chosen is measured by the same tables.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -57,6 +57,22 @@ class _Table:
     start: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
+
+
+class FootprintLike(Protocol):
+    """The bytes of any choice over the step, and a problem whose total is those of one point."""
+
+    def over_time(self, choice: Sequence[int]) -> np.ndarray:
+        """Bytes a device holds at each node."""
+        ...
+
+    def at(self, point: int) -> Problem:
+        """The same nodes and choices, with the bytes held at one point instead of seconds."""
+        ...
+
+    def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
+        """What is held at one point, in words, and its bytes."""
+        ...
 
 
 class Footprint:

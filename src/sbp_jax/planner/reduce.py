@@ -19,6 +19,7 @@ import numpy as np
 from .problem import Problem
 
 _DENSE = 4_000_000
+_LONG = 1_000_000
 
 
 @dataclass(slots=True)
@@ -145,8 +146,14 @@ class Reduction:
         return neighbours
 
     def strike(self, n: int) -> bool:
-        """Remove the choices of a node that another one beats whatever its neighbours choose."""
+        """Remove the choices of a node that another one beats whatever its neighbours choose.
+
+        Not where that is a long comparison: bounds strike most choices of a large node in less time (``duals.py``;
+        LLaMA-3-8B on 4x4x4, 679 choices: the whole search 3 s against 46 s).
+        """
         cost = self.nodes[n]
+        if len(cost) ** 2 * sum(len(self.nodes[a]) for a in self.around[n]) > _LONG:
+            return False
         # worse[s, t]: at least this much is lost by s against t
         worse = cost[:, None] - cost[None, :]
         for a in self.around[n]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .least import Least
-from .memory import Footprint
+from .memory import FootprintLike
 
 _NAMED = 5
 
@@ -19,7 +19,7 @@ class Holding:
     bytes: float
 
 
-def holdings(footprint: Footprint, choice: Sequence[int], point: int) -> list[Holding]:
+def holdings(footprint: FootprintLike, choice: Sequence[int], point: int) -> list[Holding]:
     """What is held at a node, largest first; equal arguments and lines of different layers are one."""
     found: dict[str, list[float]] = {}
     for words, size in footprint.held(choice, point):
@@ -27,7 +27,7 @@ def holdings(footprint: Footprint, choice: Sequence[int], point: int) -> list[Ho
     return sorted((Holding(w, len(s), sum(s)) for w, s in found.items()), key=lambda h: -h.bytes)
 
 
-def too_small(limit: float, least: Least, footprint: Footprint) -> str:
+def too_small(limit: float, least: Least, footprint: FootprintLike) -> str:
     """The message for a limit that no plan was found for."""
     short = least.peak - limit
     proof = (
@@ -44,7 +44,7 @@ def too_small(limit: float, least: Least, footprint: Footprint) -> str:
     )
 
 
-def _most(least: Least, footprint: Footprint) -> str:
+def _most(least: Least, footprint: FootprintLike) -> str:
     held = holdings(footprint, least.solution.choice, int(least.memory.argmax()))
     if not held:
         return ""

@@ -47,9 +47,12 @@ class Solution:
 
 
 def solve(
-    problem: Problem, gap: float = 0.0, time_limit: float | None = None, guesses: Iterable[Sequence[int]] = ()
-) -> Solution | None:
+    problem: Problem, gap: float = 0.0, time_limit: float | None = None, guesses: Iterable[Sequence[int]] = (),
+    relaxed: bool = False,
+) -> Solution | None:  # fmt: skip
     """The best choice, or None when every choice is impossible. ``guesses`` are plans that may be good.
+
+    ``relaxed``: no branching; what the linear relaxation leaves open is between the bound and a rounded choice.
 
     ``time_limit`` is in seconds, for reductions and program together. When they run out there is still a choice (the
     relaxation rounded, or a first guess, improved locally) and a bound, if a weak one; None also where that choice is
@@ -62,7 +65,7 @@ def solve(
     def exact(kernel: Reduction, until: float) -> tuple[dict[int, int] | None, float]:
         return _Program(kernel).solve(gap, until)
 
-    closing = Closing(problem.evaluate, improve, exact, gap, deadline, bound=r.floor())
+    closing = Closing(problem.evaluate, improve, None if relaxed else exact, gap, deadline, bound=r.floor())
     for guess in guesses:
         closing.offer(list(guess))
     if not consistent(r):
@@ -74,7 +77,7 @@ def solve(
         timed_out = True
         if time.monotonic() < deadline:
             program = _Program(r)
-            chosen, proven = program.solve(gap, deadline)
+            chosen, proven = program.solve(gap, deadline, branch=not relaxed)
             variables = len(program.cost)
             # What is struck costs more than the best plan.
             closing.bound = max(closing.bound, min(proven + r.constant, closing.objective))
@@ -170,7 +173,7 @@ class _Program:
         entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))) if rows else ([], ([], []))
         self.matrix = sparse.csc_matrix(entries, shape=(len(right), n))
 
-    def solve(self, gap: float, deadline: float = math.inf) -> tuple[dict[int, int] | None, float]:
+    def solve(self, gap: float, deadline: float = math.inf, branch: bool = True) -> tuple[dict[int, int] | None, float]:
         """The choice of each node of the kernel, and a lower bound without the constant.
 
         No choice where time (of ``time.monotonic``) is up before the relaxation is solved.
@@ -193,7 +196,7 @@ class _Program:
         if np.minimum(x, 1 - x).max() < _TOLERANCE:
             return self._read(x), relaxed
         start = self._round(x)
-        if _value(self.r, start) - relaxed <= gap * abs(_value(self.r, start)):
+        if not branch or _value(self.r, start) - relaxed <= gap * abs(_value(self.r, start)):
             return start, relaxed
         best, bound = self._branch(highs, start, scale, gap, deadline)
         return best, max(bound, relaxed)

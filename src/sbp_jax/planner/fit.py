@@ -1,0 +1,223 @@
+"""Bringing a plan within a memory limit: prices for bytes, plans combined, then limits as rows of the 0-1 program.
+
+Memory is a constraint at every point of the step. The points where plans overflow get a price for each byte
+(Lagrange multipliers: Geoffrion, Math. Prog. Study 2, 1974), chosen by ``level.py``. The optimum under prices, less
+the prices of what is allowed, is a proven lower bound for every plan that fits. What fits is found among the choices
+that the last plans made, mixed node by node (a small program, solved exactly; in the spirit of RINS: Danna, Rothberg
+and Le Pape, Math. Prog. 102, 2005). What is left open between the two, the program with a row for each point closes,
+without the choices that the prices prove to be too dear.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..errors import PlanError
+from .duals import surviving
+from .least import Least, Smallest
+from .level import largest, nearest
+from .memory import FootprintLike, penalised
+from .problem import Problem
+from .shortage import too_small
+from .solve import Solution, solve, solve_within
+
+_ROUNDS = 40
+_LEVEL = 0.5
+# The level is looked for no higher than this times the bound: far plans promise much and hold nothing.
+_PROMISE = 1.2
+# Prices are at most so many times the step's seconds for the whole limit.
+_CAP = 100.0
+_OVER = 1.5
+# Rounds end at this gap, or when a plan's bound can grow by no more than this.
+_ROUND_GAP = 1e-3
+# Beyond so many pairs of choices a round solves the linear relaxation only: it is a step, not a result.
+_FEW_PAIRS = 2_000
+# Of the processor, not the clock: what is found does not hang on what else a machine does.
+_SECONDS = 4.0
+_RELAXED_SECONDS = 4.0
+# What every plan holds where the cheapest overflows.
+_LEAST_SECONDS = 2.0
+# How many of the last plans are combined, how dear they may be by the bound, and for how long.
+_COMBINED = 4
+_NEAR = 3.0
+_COMBINE_SECONDS = 2.0
+# What is left open is closed where it has so few pairs of choices.
+_MOST_PAIRS = 50_000
+_EXACT_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    choice: tuple[int, ...]
+    seconds: float
+    memory: np.ndarray
+
+    @property
+    def peak(self) -> float:
+        return float(self.memory.max(initial=0.0))
+
+
+@dataclass(slots=True)
+class Fitting:
+    """The search for the cheapest plan within ``limit`` bytes a device; ``free`` is the cheapest without one."""
+
+    problem: Problem
+    footprint: FootprintLike
+    limit: float
+    free: Solution
+    gap: float
+    time_limit: float | None
+    progress: Callable[[str], None]
+    bound: float = 0.0
+    best: _Seen | None = None
+    plans: list[_Seen] = field(default_factory=list)
+    points: list[int] = field(default_factory=list)
+    prices: dict[int, float] = field(default_factory=dict)
+    _at: dict[int, Problem] = field(default_factory=dict)
+
+    def run(self) -> Solution:
+        """The best plan found and its bound. ``PlanError`` with the smallest limit found possible, if none fits."""
+        self.bound = self.free.bound
+        free = self._offer(self.free.choice)
+        smallest = Smallest(self.problem, self.footprint, self._bytes_at, self.time_limit, self.progress)
+        lowest = smallest.holding_least({self.points[0]: 1.0}, free.peak, _LEAST_SECONDS)
+        if lowest is not None:
+            least = self._offer(lowest.choice)
+            if lowest.bound * free.peak > self.limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
+                raise self._short(smallest.run([(self.free, free.memory), (lowest, least.memory)]))
+        last = self._rounds()
+        tried = [(self.free, free.memory)] if last is None else [(self.free, free.memory), last]
+        if self.best is None:
+            found = smallest.run(tried, self.limit)
+            if found.peak <= self.limit:
+                self._offer(found.solution.choice)
+        if not self._closed(self.gap):
+            self._exactly()
+        if self.best is None:
+            raise self._short(smallest.run(tried))
+        bound = min(self.bound, self.best.seconds)
+        return replace(self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound)
+
+    def _bytes_at(self, point: int) -> Problem:
+        if point not in self._at:
+            self._at[point] = self.footprint.at(point)
+        return self._at[point]
+
+    @property
+    def _is_small(self) -> bool:
+        return sum(m.size for m in self.problem.edges.values()) <= _FEW_PAIRS
+
+    def _closed(self, gap: float) -> bool:
+        return self.best is not None and self.best.seconds - self.bound <= max(gap, 1e-9) * self.best.seconds
+
+    def _offer(self, choice: Sequence[int]) -> _Seen:
+        """Remember a plan, where it overflows, and whether it is the best."""
+        plan = _Seen(tuple(choice), self.problem.evaluate(choice), self.footprint.over_time(choice))
+        self.plans.append(plan)
+        if plan.peak > self.limit:
+            worst = int(plan.memory.argmax())
+            if worst not in self.points:
+                self.points.append(worst)
+        elif self.best is None or plan.seconds < self.best.seconds:
+            self.best = plan
+        return plan
+
+    def _rounds(self) -> tuple[Solution, np.ndarray] | None:
+        """Price, solve, combine, until the gap is closed, nothing more can be hoped for, or time is up."""
+        start, last, level = time.process_time(), None, _LEVEL
+        seconds = _SECONDS if self.time_limit is None else min(_SECONDS, 0.5 * self.time_limit)
+        for round_number in range(_ROUNDS):
+            prices = self._next_prices(level)
+            if prices is None or self._closed(max(self.gap, _ROUND_GAP)) or time.process_time() - start > seconds:
+                break
+            self.progress(f"fitting into memory, round {round_number + 1}")
+            if round_number % 2:
+                prices = {t: _OVER * p for t, p in prices.items()}
+            priced = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in prices.items()])
+            known = [p.choice for p in self.plans[-_COMBINED:]]
+            if self._is_small:
+                solution = solve(priced, self.gap, self.time_limit, known)
+            else:
+                solution = solve(priced, _ROUND_GAP, min(_RELAXED_SECONDS, seconds), known, relaxed=True)
+            if solution is None:
+                break
+            proven = solution.bound - self.limit * sum(prices.values())
+            if proven > self.bound:
+                self.bound, self.prices = proven, prices
+            # Prices under which a plan comes again were too near to the last ones.
+            met = any(np.array_equal(p.choice, solution.choice) for p in self.plans)
+            level = 0.5 * (1.0 + level) if met else _LEVEL
+            last = solution, self._offer(solution.choice).memory
+            self._combine()
+        return last
+
+    def _next_prices(self, part: float) -> dict[int, float] | None:
+        """Seconds a byte for each point, that promise ``part`` of the way from the bound to the most that any do.
+
+        None where no prices promise a better bound.
+        """
+        unit = self.free.objective / self.limit
+        costs = np.array([p.seconds for p in self.plans])
+        rows = np.array([p.memory[self.points] - self.limit for p in self.plans]) * unit
+        straight, ceiling = largest(costs, rows, _CAP)
+        if self.best is not None:
+            ceiling = min(ceiling, self.best.seconds)
+        if straight is None or ceiling - self.bound <= _ROUND_GAP * abs(ceiling):
+            return None
+        level = self.bound + part * (min(ceiling, _PROMISE * self.bound) - self.bound)
+        centre = np.array([self.prices.get(t, 0.0) for t in self.points]) / unit
+        near = nearest(costs, rows, level, centre, _CAP)
+        scaled = straight if near is None else near
+        return dict(zip(self.points, (scaled * unit).tolist(), strict=True))
+
+    def _combine(self) -> None:
+        """The best plan that fits of what the last plans and the best one choose."""
+        near = [p for p in self.plans if p.seconds <= _NEAR * self.bound]
+        some = [*near[-_COMBINED:], *([self.best] if self.best else [])]
+        kept = [np.unique(choices) for choices in zip(*(p.choice for p in some), strict=True)]
+        self._within(kept, _ROUND_GAP, _COMBINE_SECONDS, len(self.points) + _COMBINED)
+
+    def _within(self, kept: list[np.ndarray], gap: float, seconds: float | None, most_points: int) -> float | None:
+        """Offer the best plan of only some choices that fits at the points, which grow; the bound of all of them."""
+        problem = narrowed(self.problem, kept)
+        start = time.perf_counter()
+        while True:
+            left = None if seconds is None else seconds - (time.perf_counter() - start)
+            if left is not None and left <= 0:
+                return None
+            limits = [(narrowed(self._bytes_at(t), kept), self.limit) for t in self.points]
+            solution = solve_within(problem, limits, gap, left)
+            if solution is None:
+                return None
+            plan = self._offer([int(k[c]) for k, c in zip(kept, solution.choice, strict=True)])
+            if plan.peak <= self.limit or len(self.points) > most_points or len(self.points) == len(limits):
+                return solution.bound
+
+    def _exactly(self) -> None:
+        """What prices leave open, closed where few choices are left."""
+        if self.best is None:
+            kept = [np.arange(len(c)) for c in self.problem.nodes]
+        else:
+            priced = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in self.prices.items()])
+            kept = surviving(priced, self.best.seconds + self.limit * sum(self.prices.values()))
+        if sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges) > _MOST_PAIRS:
+            return
+        self.progress(f"fitting into memory exactly, {len(self.points)} points")
+        seconds = _EXACT_SECONDS if self.time_limit is None else min(_EXACT_SECONDS, self.time_limit)
+        gap = self.gap if self._is_small else max(self.gap, _ROUND_GAP)
+        proven = self._within(kept, gap, self.time_limit if self._is_small else seconds, len(self.points) + _ROUNDS)
+        if proven is not None and self.best is not None:
+            # What is struck costs more than the best plan.
+            self.bound = max(self.bound, min(proven, self.best.seconds))
+
+    def _short(self, least: Least) -> PlanError:
+        return PlanError(too_small(self.limit, least, self.footprint))
+
+
+def narrowed(problem: Problem, kept: Sequence[np.ndarray]) -> Problem:
+    """The costs of only some choices of each node."""
+    nodes = [c[k] for c, k in zip(problem.nodes, kept, strict=True)]
+    edges = {(a, b): m[np.ix_(kept[a], kept[b])] for (a, b), m in problem.edges.items()}
+    return replace(problem, nodes=nodes, edges=edges)

@@ -1,0 +1,47 @@
+"""Prices for what is short, from the plans seen so far: a level method, kept from jumping by a centre.
+
+Under weights w every plan k seen is worth ``costs[k] + rows[k] @ w``; the least of these is concave in w, and at its
+largest is what can be hoped for. Going straight there (Kelley's planes: J. SIAM 8(4), 1960) jumps from corner to
+corner. A level method (Lemarechal, Nemirovskii and Nesterov, Math. Prog. 69, 1995) takes the weights nearest to the
+best so far under which every plan seen is worth enough.
+"""
+
+import numpy as np
+from scipy import optimize
+
+
+def largest(
+    costs: np.ndarray, rows: np.ndarray, cap: float, total: float | None = None
+) -> tuple[np.ndarray | None, float]:
+    """The weights, from 0 to ``cap``, under which the least of the plans is worth most, and that worth.
+
+    ``total`` is what weights add up to, where that is given.
+    """
+    n = rows.shape[1]
+    result = optimize.linprog(
+        np.r_[np.zeros(n), -1.0], A_ub=np.c_[-rows, np.ones(len(rows))], b_ub=costs, **_sum(n, 1, total),
+        bounds=[(0.0, cap)] * n + [(None, None)], method="highs",
+    )  # fmt: skip
+    return (None, -np.inf) if result.x is None else (np.clip(result.x[:n], 0.0, cap), float(result.x[n]))
+
+
+def nearest(
+    costs: np.ndarray, rows: np.ndarray, level: float, centre: np.ndarray, cap: float, total: float | None = None
+) -> np.ndarray | None:
+    """The weights nearest to ``centre`` (absolute differences) under which every plan is worth ``level``, if any."""
+    n = rows.shape[1]
+    result = optimize.linprog(
+        np.r_[np.zeros(n), np.ones(n)],
+        A_ub=np.block([
+            [-rows, np.zeros_like(rows)],
+            [np.eye(n), -np.eye(n)],
+            [-np.eye(n), -np.eye(n)],
+        ]),
+        b_ub=np.r_[costs - level, centre, -centre], **_sum(n, n, total),
+        bounds=[(0.0, cap)] * n + [(0.0, None)] * n, method="highs",
+    )  # fmt: skip
+    return None if result.x is None else np.clip(result.x[:n], 0.0, cap)
+
+
+def _sum(n: int, others: int, total: float | None) -> dict[str, list[list[float]] | list[float]]:
+    return {} if total is None else {"A_eq": [[1.0] * n + [0.0] * others], "b_eq": [total]}

@@ -1,0 +1,127 @@
+"""Fitting into memory: the cheapest plan that fits at every point, against trying everything; what prices prove."""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from sbp_jax.errors import PlanError
+from sbp_jax.planner import fit
+from sbp_jax.planner.duals import surviving
+from sbp_jax.planner.level import largest, nearest
+from sbp_jax.planner.problem import Problem
+from sbp_jax.planner.search import Search
+from sbp_jax.planner.solve import solve
+
+
+def random_problem(seed: int, n: int = 7) -> Problem:
+    random = np.random.default_rng(seed)
+    sizes = random.integers(2, 5, size=n)
+    nodes = [random.uniform(1, 20, size=k) for k in sizes]
+    pairs = [p for p in itertools.combinations(range(n), 2) if random.random() < 0.5]
+    edges = {(a, b): random.uniform(0, 10, size=(sizes[a], sizes[b])) for a, b in pairs}
+    return Problem(nodes, edges, n, [], [1] * n)
+
+
+@dataclass
+class Bytes:
+    """The bytes at each of a few points: problems of their own, whose sizes go against the costs."""
+
+    points: list[Problem]
+
+    @staticmethod
+    def against(problem: Problem, seed: int, n_points: int = 4) -> "Bytes":
+        random = np.random.default_rng(seed + 1000)
+        return Bytes([
+            replace(
+                problem, nodes=[np.rint(30 * random.random(len(c)) + 200 / c) for c in problem.nodes],
+                edges={k: np.rint(random.uniform(0, 10, size=m.shape)) for k, m in problem.edges.items()},
+            )
+            for _ in range(n_points)
+        ])  # fmt: skip
+
+    def over_time(self, choice: Sequence[int]) -> np.ndarray:
+        return np.array([p.evaluate(choice) for p in self.points])
+
+    def at(self, point: int) -> Problem:
+        return self.points[point]
+
+    def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
+        return [("everything", self.points[point].evaluate(choice))]
+
+
+def every(problem: Problem) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*(range(len(c)) for c in problem.nodes))
+
+
+@pytest.mark.parametrize("few_pairs", [fit._FEW_PAIRS, 0], ids=["as small", "as large"])
+@pytest.mark.parametrize("seed", range(12))
+def test_equal_to_trying_everything(seed: int, few_pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken as large the search solves relaxations only: its gap may stay open, but it is proven."""
+    monkeypatch.setattr(fit, "_FEW_PAIRS", few_pairs)
+    problem = random_problem(seed)
+    held = Bytes.against(problem, seed)
+    peaks = {c: held.over_time(c).max() for c in every(problem)}
+    free = min(peaks, key=problem.evaluate)
+    limit = float(0.5 * (peaks[free] + min(peaks.values())))
+    search = Search(problem, held, 0.0, None, lambda _: None)
+    best = min(problem.evaluate(c) for c, peak in peaks.items() if peak <= limit)
+    found = search.run(limit)
+    assert found is not None
+    assert held.over_time(found.solution.choice).max() <= limit
+    assert found.seconds == pytest.approx(problem.evaluate(found.solution.choice))
+    assert found.bound <= best * (1 + 1e-9) and found.seconds >= best * (1 - 1e-9)
+    assert found.seconds <= best * (1 + (1e-6 if few_pairs else 2e-3))
+    assert found.bound >= found.seconds * (1 - (1e-6 if few_pairs else 2e-3))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_plan_is_so_small(seed: int) -> None:
+    problem = random_problem(seed)
+    held = Bytes.against(problem, seed)
+    least = min(held.over_time(c).max() for c in every(problem))
+    with pytest.raises(PlanError) as error:
+        Search(problem, held, 0.0, None, lambda _: None).run(0.95 * least)
+    found = re.search(
+        r"the smallest that one does is (\d+) bytes.*every plan holds at least (\d+) bytes", str(error.value)
+    )
+    assert found is not None
+    smallest, bound = map(int, found.groups())
+    assert bound <= least <= smallest <= 1.1 * bound
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_prices_strike_is_too_dear(seed: int) -> None:
+    problem = random_problem(seed)
+    costs = {c: problem.evaluate(c) for c in every(problem)}
+    best = min(costs.values())
+    for most in (best, 1.1 * best):
+        kept = surviving(problem, most)
+        for n in range(len(problem.nodes)):
+            assert {c[n] for c, cost in costs.items() if cost <= most} <= set(kept[n].tolist())
+    assert sum(map(len, surviving(problem, best))) < sum(map(len, problem.nodes))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_relaxed_solution_is_between_bound_and_optimum(seed: int) -> None:
+    problem = random_problem(seed, 8)
+    best = min(map(problem.evaluate, every(problem)))
+    solution = solve(problem, relaxed=True)
+    assert solution is not None
+    assert solution.bound <= best * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
+    assert solution.bound >= 0.8 * best
+
+
+def test_prices_for_two_plans() -> None:
+    # Plans that cost 1 and 3 and hold 2 beyond and 2 below the limit: worth 2 both at a price of a half.
+    costs, rows = np.array([1.0, 3.0]), np.array([[2.0], [-2.0]])
+    weights, worth = largest(costs, rows, cap=10.0)
+    assert weights == pytest.approx([0.5]) and worth == pytest.approx(2.0)
+    assert nearest(costs, rows, 1.5, np.array([0.0]), cap=10.0) == pytest.approx([0.25])
+    assert nearest(costs, rows, 2.5, np.array([0.0]), cap=10.0) is None
+    # With a sum: all weight on the point that decides.
+    weights, worth = largest(np.zeros(2), np.array([[1.0, 5.0], [2.0, 4.0]]), cap=1.0, total=1.0)
+    assert weights == pytest.approx([0.0, 1.0]) and worth == pytest.approx(4.0)
