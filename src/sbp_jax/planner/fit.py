@@ -34,6 +34,9 @@ _OVER = 1.5
 _ROUND_GAP = 1e-3
 # Beyond so many pairs of choices a round solves the linear relaxation only: it is a step, not a result.
 _FEW_PAIRS = 2_000
+# So many rounds that close less than this part of the gap are the last.
+_STALLED = 1
+_WORTH = 0.05
 # Of the processor, not the clock: what is found does not hang on what else a machine does.
 _SECONDS = 4.0
 _RELAXED_SECONDS = 4.0
@@ -43,8 +46,9 @@ _LEAST_SECONDS = 2.0
 _COMBINED = 4
 _NEAR = 3.0
 _COMBINE_SECONDS = 2.0
-# What is left open is closed where it has so few pairs of choices.
-_MOST_PAIRS = 50_000
+# What is left open is closed where the problem has so few pairs of choices, and so few are left of them.
+_MOST_PAIRS = 200_000
+_MOST_LEFT = 50_000
 _EXACT_SECONDS = 20.0
 
 
@@ -106,8 +110,12 @@ class Fitting:
         return self._at[point]
 
     @property
+    def _pairs(self) -> int:
+        return sum(m.size for m in self.problem.edges.values())
+
+    @property
     def _is_small(self) -> bool:
-        return sum(m.size for m in self.problem.edges.values()) <= _FEW_PAIRS
+        return self._pairs <= _FEW_PAIRS
 
     def _closed(self, gap: float) -> bool:
         return self.best is not None and self.best.seconds - self.bound <= max(gap, 1e-9) * self.best.seconds
@@ -126,11 +134,12 @@ class Fitting:
 
     def _rounds(self) -> tuple[Solution, np.ndarray] | None:
         """Price, solve, combine, until the gap is closed, nothing more can be hoped for, or time is up."""
-        start, last, level = time.process_time(), None, _LEVEL
+        start, last, level, gaps = time.process_time(), None, _LEVEL, [np.inf]
         seconds = _SECONDS if self.time_limit is None else min(_SECONDS, 0.5 * self.time_limit)
         for round_number in range(_ROUNDS):
             prices = self._next_prices(level)
-            if prices is None or self._closed(max(self.gap, _ROUND_GAP)) or time.process_time() - start > seconds:
+            stalled = len(gaps) > _STALLED and gaps[-1] > (1 - _WORTH) * gaps[-1 - _STALLED]
+            if prices is None or stalled or time.process_time() - start > seconds:
                 break
             self.progress(f"fitting into memory, round {round_number + 1}")
             if round_number % 2:
@@ -151,6 +160,9 @@ class Fitting:
             level = 0.5 * (1.0 + level) if met else _LEVEL
             last = solution, self._offer(solution.choice).memory
             self._combine()
+            if self._closed(max(self.gap, _ROUND_GAP)):
+                break
+            gaps.append(np.inf if self.best is None else self.best.seconds - self.bound)
         return last
 
     def _next_prices(self, part: float) -> dict[int, float] | None:
@@ -197,12 +209,14 @@ class Fitting:
 
     def _exactly(self) -> None:
         """What prices leave open, closed where few choices are left."""
+        if self._pairs > _MOST_PAIRS:
+            return
         if self.best is None:
             kept = [np.arange(len(c)) for c in self.problem.nodes]
         else:
             priced = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in self.prices.items()])
             kept = surviving(priced, self.best.seconds + self.limit * sum(self.prices.values()))
-        if sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges) > _MOST_PAIRS:
+        if sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges) > _MOST_LEFT:
             return
         self.progress(f"fitting into memory exactly, {len(self.points)} points")
         seconds = _EXACT_SECONDS if self.time_limit is None else min(_EXACT_SECONDS, self.time_limit)

@@ -159,15 +159,15 @@ class Reduction:
         for a in self.around[n]:
             m = self.matrix(n, a)
             worse += (m[:, None, :] - m[None, :, :]).min(axis=2)
-        keep = np.ones(len(cost), bool)
-        tolerance = 1e-12 * max(1e-6, float(np.abs(cost).max()))
-        for s in np.argsort(-cost, kind="stable"):
-            rivals = keep.copy()
-            rivals[s] = False
-            if (worse[s, rivals] >= -tolerance).any():
-                keep[s] = False
-        if keep.all():
+        beaten_by = worse >= -1e-12 * max(1e-6, float(np.abs(cost).max()))
+        np.fill_diagonal(beaten_by, False)
+        beaten = beaten_by.any(axis=1)
+        if not beaten.any():
             return False
+        keep = np.ones(len(cost), bool)
+        for s in np.argsort(-cost, kind="stable"):
+            if beaten[s] and (beaten_by[s] & keep).any():  # of equal ones one stays
+                keep[s] = False
         self.keep(n, keep)
         return True
 

@@ -23,6 +23,7 @@ from .problem import IMPOSSIBLE, Problem
 from .reduce import Reduction, reduce
 
 _ROUNDINGS = 20
+_FEW_ROUNDINGS = 4
 _TOLERANCE = 1e-6
 _EQUAL = 1e-9
 # Kernels of fewer pairs of choices go to the 0-1 program at once.
@@ -195,7 +196,7 @@ class _Program:
         relaxed = highs.getInfo().objective_function_value / scale
         if np.minimum(x, 1 - x).max() < _TOLERANCE:
             return self._read(x), relaxed
-        start = self._round(x)
+        start = self._round(x, _ROUNDINGS if branch else _FEW_ROUNDINGS)
         if not branch or _value(self.r, start) - relaxed <= gap * abs(_value(self.r, start)):
             return start, relaxed
         best, bound = self._branch(highs, start, scale, gap, deadline)
@@ -267,11 +268,11 @@ class _Program:
     def _read(self, x: np.ndarray) -> dict[int, int]:
         return {n: int(np.argmax(x[o : o + len(self.r.nodes[n])])) for n, o in self.offsets.items()}
 
-    def _round(self, x: np.ndarray) -> dict[int, int]:
+    def _round(self, x: np.ndarray, times: int) -> dict[int, int]:
         """The best of several roundings of the relaxation, each improved one node at a time."""
         random = np.random.default_rng(0)
         best = improve(self.r, self._read(x))
-        for _ in range(_ROUNDINGS):
+        for _ in range(times):
             draw = {}
             for n, o in self.offsets.items():
                 p = np.clip(x[o : o + len(self.r.nodes[n])], 0, None)

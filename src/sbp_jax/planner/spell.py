@@ -3,7 +3,10 @@
 import functools
 import hashlib
 import time
+from array import array
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from .. import boxing
 from ..errors import PlanError
@@ -48,12 +51,15 @@ dtype_text = functools.cache(str)
 
 def fingerprint(program: Program) -> str:
     """A hash of what the program computes: ops, shapes, dtypes, wiring."""
-    digest = hashlib.sha256()
+    looks: dict[object, int] = {}
+    wiring = array("q")
     for op in program.nodes:
-        digest.update(
-            f"{op.name}|{[(x.id if isinstance(x, Value) else str(x)) for x in op.ins]}|"
-            f"{[(v.id, v.shape, dtype_text(v.dtype)) for v in op.outs]}\n".encode()
-        )
+        look = (op.name, *[(v.shape, v.dtype) for v in op.outs])
+        wiring.append(looks.setdefault(look, len(looks)))
+        wiring.extend([x.id if isinstance(x, Value) else -1 - looks.setdefault(str(x), len(looks)) for x in op.ins])
+        wiring.extend([v.id for v in op.outs])
+    digest = hashlib.sha256(str([str(look) for look in looks]).encode())
+    digest.update(np.asarray(wiring, "<i8").tobytes())
     return digest.hexdigest()[:16]
 
 
