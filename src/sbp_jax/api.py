@@ -274,6 +274,7 @@ def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: 
         solver=config.solver,
         gap=config.gap,
         time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
+        thorough=config.time_limit is not None,
         narrow_partial=config.narrow_partial,
         remat=config.remat == "auto",
         zero_stage=config.zero_stage,

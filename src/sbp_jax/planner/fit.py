@@ -8,6 +8,7 @@ and Le Pape, Math. Prog. 102, 2005). What is left open between the two, the prog
 without the choices that the prices prove to be too dear.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,11 +35,10 @@ _OVER = 1.5
 _ROUND_GAP = 1e-3
 # Beyond so many pairs of choices a round solves the linear relaxation only: it is a step, not a result.
 _FEW_PAIRS = 2_000
-# So many rounds that close less than this part of the gap are the last.
-_STALLED = 1
+# Of the processor, not the clock: what is found does not hang on what else a machine does. After half of them a round
+# that closes less than this part of the gap is the last. A thorough search takes half of its time limit instead.
+_SECONDS = 2.5
 _WORTH = 0.05
-# Of the processor, not the clock: what is found does not hang on what else a machine does.
-_SECONDS = 4.0
 _RELAXED_SECONDS = 4.0
 # What every plan holds where the cheapest overflows.
 _LEAST_SECONDS = 2.0
@@ -46,10 +46,11 @@ _LEAST_SECONDS = 2.0
 _COMBINED = 4
 _NEAR = 3.0
 _COMBINE_SECONDS = 2.0
-# What is left open is closed where the problem has so few pairs of choices, and so few are left of them.
+# What is left open is closed, as far as some seconds do (all that are left, if thorough), where the problem has so few
+# pairs of choices, and so few are left of them.
 _MOST_PAIRS = 200_000
 _MOST_LEFT = 50_000
-_EXACT_SECONDS = 20.0
+_EXACT_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,10 @@ class _Seen:
 
 @dataclass(slots=True)
 class Fitting:
-    """The search for the cheapest plan within ``limit`` bytes a device; ``free`` is the cheapest without one."""
+    """The search for the cheapest plan within ``limit`` bytes a device; ``free`` is the cheapest without one.
+
+    It ends after a few seconds with a gap that is proven, or goes on to the time limit or no gap, if ``thorough``.
+    """
 
     problem: Problem
     footprint: FootprintLike
@@ -74,6 +78,7 @@ class Fitting:
     gap: float
     time_limit: float | None
     progress: Callable[[str], None]
+    thorough: bool = False
     bound: float = 0.0
     best: _Seen | None = None
     plans: list[_Seen] = field(default_factory=list)
@@ -135,11 +140,12 @@ class Fitting:
     def _rounds(self) -> tuple[Solution, np.ndarray] | None:
         """Price, solve, combine, until the gap is closed, nothing more can be hoped for, or time is up."""
         start, last, level, gaps = time.process_time(), None, _LEVEL, [np.inf]
-        seconds = _SECONDS if self.time_limit is None else min(_SECONDS, 0.5 * self.time_limit)
+        seconds = self._seconds(_SECONDS)
         for round_number in range(_ROUNDS):
             prices = self._next_prices(level)
-            stalled = len(gaps) > _STALLED and gaps[-1] > (1 - _WORTH) * gaps[-1 - _STALLED]
-            if prices is None or stalled or time.process_time() - start > seconds:
+            spent = time.process_time() - start
+            stalled = len(gaps) > 1 and gaps[-1] > (1 - _WORTH) * gaps[-2] and spent > 0.5 * seconds
+            if prices is None or stalled or spent > seconds:
                 break
             self.progress(f"fitting into memory, round {round_number + 1}")
             if round_number % 2:
@@ -159,11 +165,17 @@ class Fitting:
             met = any(np.array_equal(p.choice, solution.choice) for p in self.plans)
             level = 0.5 * (1.0 + level) if met else _LEVEL
             last = solution, self._offer(solution.choice).memory
-            self._combine()
+            if not met:
+                self._combine()
             if self._closed(max(self.gap, _ROUND_GAP)):
                 break
             gaps.append(np.inf if self.best is None else self.best.seconds - self.bound)
         return last
+
+    def _seconds(self, quick: float) -> float:
+        if self.thorough:
+            return math.inf if self.time_limit is None else 0.5 * self.time_limit
+        return quick if self.time_limit is None else min(quick, 0.5 * self.time_limit)
 
     def _next_prices(self, part: float) -> dict[int, float] | None:
         """Seconds a byte for each point, that promise ``part`` of the way from the bound to the most that any do.
@@ -191,13 +203,13 @@ class Fitting:
         kept = [np.unique(choices) for choices in zip(*(p.choice for p in some), strict=True)]
         self._within(kept, _ROUND_GAP, _COMBINE_SECONDS, len(self.points) + _COMBINED)
 
-    def _within(self, kept: list[np.ndarray], gap: float, seconds: float | None, most_points: int) -> float | None:
+    def _within(self, kept: list[np.ndarray], gap: float, seconds: float, most_points: int) -> float | None:
         """Offer the best plan of only some choices that fits at the points, which grow; the bound of all of them."""
         problem = narrowed(self.problem, kept)
         start = time.perf_counter()
         while True:
-            left = None if seconds is None else seconds - (time.perf_counter() - start)
-            if left is not None and left <= 0:
+            left = seconds - (time.perf_counter() - start)
+            if left <= 0:
                 return None
             limits = [(narrowed(self._bytes_at(t), kept), self.limit) for t in self.points]
             solution = solve_within(problem, limits, gap, left)
@@ -209,19 +221,20 @@ class Fitting:
 
     def _exactly(self) -> None:
         """What prices leave open, closed where few choices are left."""
-        if self._pairs > _MOST_PAIRS:
+        if self._pairs > _MOST_PAIRS and not self.thorough:
             return
         if self.best is None:
             kept = [np.arange(len(c)) for c in self.problem.nodes]
         else:
             priced = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in self.prices.items()])
             kept = surviving(priced, self.best.seconds + self.limit * sum(self.prices.values()))
-        if sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges) > _MOST_LEFT:
+        if sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges) > _MOST_LEFT and not self.thorough:
             return
         self.progress(f"fitting into memory exactly, {len(self.points)} points")
-        seconds = _EXACT_SECONDS if self.time_limit is None else min(_EXACT_SECONDS, self.time_limit)
-        gap = self.gap if self._is_small else max(self.gap, _ROUND_GAP)
-        proven = self._within(kept, gap, self.time_limit if self._is_small else seconds, len(self.points) + _ROUNDS)
+        exactly = self._is_small or self.thorough
+        seconds = math.inf if self._is_small and self.time_limit is None else self._seconds(_EXACT_SECONDS)
+        gap = self.gap if exactly else max(self.gap, _ROUND_GAP)
+        proven = self._within(kept, gap, seconds, len(self.points) + _ROUNDS)
         if proven is not None and self.best is not None:
             # What is struck costs more than the best plan.
             self.bound = max(self.bound, min(proven, self.best.seconds))

@@ -207,7 +207,8 @@ class _Walk:
                 return start, start, True, None
             return begin, final, False, None
         if self.alias[at] and user.outs and position == 0:
-            return self.earliest[at], self.latest[at], True, self.found[user.outs[0].id]
+            # Nothing is fused across a barrier.
+            return self.earliest[at], self.latest[at], user.name != "sbp.barrier", self.found[user.outs[0].id]
         if self.fusible[at]:
             return self.earliest[at], self.latest[at], True, None
         when = self.when[at]

@@ -58,7 +58,8 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         return anatomy(program, roles(program, factors), folded, groups, problem, sizes, tuple(request.pins))
 
     left = None if request.time_limit is None else request.time_limit - (built - start)
-    task = Task(problem, footprint, request.memory_limit_bytes, request.gap, left, request.progress, parts)
+    task = Task(problem, footprint, request.memory_limit_bytes, request.gap, left, request.progress, parts,
+                thorough=request.thorough)  # fmt: skip
     decided = decide(task, request)
     if decided is None:
 

@@ -159,9 +159,9 @@ class Reduction:
         for a in self.around[n]:
             m = self.matrix(n, a)
             worse += (m[:, None, :] - m[None, :, :]).min(axis=2)
-        beaten_by = worse >= -1e-12 * max(1e-6, float(np.abs(cost).max()))
+        beaten_by = np.asarray(worse >= -1e-12 * max(1e-6, float(np.abs(cost).max())))
         np.fill_diagonal(beaten_by, False)
-        beaten = beaten_by.any(axis=1)
+        beaten = np.asarray(beaten_by.any(axis=1))
         if not beaten.any():
             return False
         keep = np.ones(len(cost), bool)

@@ -14,7 +14,8 @@ class Request:
 
     ``pins`` maps a node's index to the signature its result (an output's operand) must have, with the words to
     name the pin by in an error. ``uneven``: whether dims may be split that do not divide (global tensors).
-    ``narrow_partial``: whether floats may be narrowed while partial. The others as in ``AutoParallelConfig``.
+    ``narrow_partial``: whether floats may be narrowed while partial. ``thorough``: whether to take the time limit
+    where that proves more. The others as in ``AutoParallelConfig``.
     """
 
     placement: Placement
@@ -26,6 +27,7 @@ class Request:
     solver: str = "ilp"
     gap: float = 0.0
     time_limit: float | None = None
+    thorough: bool = False
     share_layers: bool = True
     uneven: bool = False
     narrow_partial: bool = False

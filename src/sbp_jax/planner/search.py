@@ -27,6 +27,7 @@ class Search:
     gap: float
     time_limit: float | None
     progress: Callable[[str], None]
+    thorough: bool = False
 
     def run(self, limit: float | None) -> Found | None:
         """The cheapest plan within ``limit`` bytes a device; None where pins allow no plan at all.
@@ -38,6 +39,13 @@ class Search:
             return None
         if limit is not None and self.footprint.over_time(solution.choice).max(initial=0.0) > limit:
             solution = Fitting(
-                self.problem, self.footprint, limit, solution, self.gap, self.time_limit, self.progress
+                self.problem,
+                self.footprint,
+                limit,
+                solution,
+                self.gap,
+                self.time_limit,
+                self.progress,
+                self.thorough,
             ).run()
         return Found(solution, solution.objective, solution.bound)

@@ -21,6 +21,7 @@ class Task:
         limit_bytes: what a device may hold; None: anything.
         gap: stop when the proven relative gap is at most this.
         time_limit: seconds the search may take, where it can take long.
+        thorough: whether to take them where that proves more.
         progress: told what is being done.
         find_anatomy: which nodes decide parameters, optimizer state, data and gradients; not every method asks.
         notes: what a method adds is told with the plan.
@@ -34,6 +35,7 @@ class Task:
     progress: Callable[[str], None]
     find_anatomy: Callable[[], Anatomy] = Anatomy
     notes: list[str] = field(default_factory=list)
+    thorough: bool = False
 
     @property
     def anatomy(self) -> Anatomy:

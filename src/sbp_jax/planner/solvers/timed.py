@@ -4,11 +4,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from ...errors import PlanError
+from ..memory import FootprintLike
 from ..problem import IMPOSSIBLE, Problem
 from ..search import Found, Search
 from ..solve import Solution, solve
@@ -26,7 +26,7 @@ class _TimeUp(Exception):
 class _Watch:
     """A footprint that remembers the cheapest plan it was asked about that fits, and stops when time is up."""
 
-    base: Any
+    base: FootprintLike
     problem: Problem
     limit_bytes: float
     deadline: float
@@ -52,14 +52,18 @@ class _Watch:
 
 def timed_search(task: Task) -> Found | None:
     """``Search`` within the task's time and memory. ``PlanError`` where nothing that fits was found in time."""
+
+    def search(footprint: FootprintLike) -> Found | None:
+        return Search(
+            task.problem, footprint, task.gap, task.time_limit, task.progress, task.thorough
+        ).run(task.limit_bytes)  # fmt: skip
+
     if task.time_limit is None or task.limit_bytes is None:
-        search = Search(task.problem, task.footprint, task.gap, task.time_limit, task.progress)
-        return search.run(task.limit_bytes)
+        return search(task.footprint)
     deadline = time.monotonic() + task.time_limit
     watch = _Watch(task.footprint, task.problem, task.limit_bytes, deadline)
-    footprint: Any = watch
     try:
-        return Search(task.problem, footprint, task.gap, task.time_limit, task.progress).run(task.limit_bytes)
+        return search(watch)
     except _TimeUp:
         if watch.best is None:
             raise PlanError(
