@@ -55,6 +55,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 # Off by more, and why.
 KNOWN = {
     "gpt small, remat": "XLA for CPUs drops optimisation barriers before it schedules: layers are recomputed early",
+    "gpt small, scanned, remat": "XLA for CPUs copies gathered stacks, and slices of them, to a second layout",
     "resnet tiny": "XLA for CPUs runs the convolutions' weight gradients late and holds what they read",
     "resnet18": "as resnet tiny",
 }

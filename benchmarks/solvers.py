@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--meshes", default="1x8,2x4,8x1,2x2x2")
     parser.add_argument("--limits", default="none,half,near")
     parser.add_argument("--cluster", default="a100-80")
-    parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--time-limit", type=float, help="makes the search thorough")
     args = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)  # plans that ran out of time say so in their gap
     below = rows = 0
