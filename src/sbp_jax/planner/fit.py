@@ -21,6 +21,7 @@ from .least import Least, Smallest
 from .level import largest, nearest
 from .memory import FootprintLike, penalised
 from .problem import Problem
+from .restrict import sliced
 from .shortage import too_small
 from .solve import Solution, solve, solve_within
 
@@ -50,7 +51,7 @@ _COMBINE_SECONDS = 2.0
 # pairs of choices, and so few are left of them.
 _MOST_PAIRS = 200_000
 _MOST_LEFT = 50_000
-_EXACT_SECONDS = 3.0
+_EXACT_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +206,13 @@ class Fitting:
 
     def _within(self, kept: list[np.ndarray], gap: float, seconds: float, most_points: int) -> float | None:
         """Offer the best plan of only some choices that fits at the points, which grow; the bound of all of them."""
-        problem = narrowed(self.problem, kept)
+        problem = sliced(self.problem, kept)
         start = time.perf_counter()
         while True:
             left = seconds - (time.perf_counter() - start)
             if left <= 0:
                 return None
-            limits = [(narrowed(self._bytes_at(t), kept), self.limit) for t in self.points]
+            limits = [(sliced(self._bytes_at(t), kept), self.limit) for t in self.points]
             solution = solve_within(problem, limits, gap, left)
             if solution is None:
                 return None
@@ -241,10 +242,3 @@ class Fitting:
 
     def _short(self, least: Least) -> PlanError:
         return PlanError(too_small(self.limit, least, self.footprint))
-
-
-def narrowed(problem: Problem, kept: Sequence[np.ndarray]) -> Problem:
-    """The costs of only some choices of each node."""
-    nodes = [c[k] for c, k in zip(problem.nodes, kept, strict=True)]
-    edges = {(a, b): m[np.ix_(kept[a], kept[b])] for (a, b), m in problem.edges.items()}
-    return replace(problem, nodes=nodes, edges=edges)

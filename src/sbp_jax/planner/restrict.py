@@ -7,12 +7,12 @@ Choices are only taken away, never added, so the best plan of a family never bea
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 import numpy as np
 
 from ..rules.widen import Code
 from .anatomy import Anatomy, Leaf
+from .memory import FootprintLike
 from .problem import Problem
 
 Score = Callable[[Code], float]
@@ -75,14 +75,6 @@ def divided(axis_sizes: Sequence[int], axes: Sequence[int], ndim_of_one: bool = 
     return score
 
 
-class Bytes(Protocol):
-    """What searches ask of a ``Footprint``."""
-
-    def over_time(self, choice: Sequence[int]) -> np.ndarray: ...
-    def at(self, point: int) -> Problem: ...
-    def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Narrowed:
     """A problem and its bytes with fewer choices; ``widen`` gives the choice in the whole problem's numbers.
@@ -92,7 +84,7 @@ class Narrowed:
     """
 
     problem: Problem
-    footprint: Any
+    footprint: FootprintLike
     kept: tuple[np.ndarray, ...]
     tied: tuple[tuple[int, int, np.ndarray], ...] = ()
 
@@ -105,7 +97,7 @@ class Narrowed:
 class _Footprint:
     """The bytes of choices that are numbered among those kept."""
 
-    base: Bytes
+    base: FootprintLike
     kept: Sequence[np.ndarray]
     tied: Sequence[tuple[int, int, np.ndarray]]
 
@@ -113,13 +105,13 @@ class _Footprint:
         return self.base.over_time(_widened(choice, self.kept, self.tied))
 
     def at(self, point: int) -> Problem:
-        return _sliced(self.base.at(point), self.kept, self.tied)
+        return sliced(self.base.at(point), self.kept, self.tied)
 
     def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
         return self.base.held(_widened(choice, self.kept, self.tied), point)
 
 
-def narrow(problem: Problem, footprint: Bytes, restriction: Restriction) -> Narrowed:
+def narrow(problem: Problem, footprint: FootprintLike, restriction: Restriction) -> Narrowed:
     """The problem within a restriction. Leaves that must be alike are one node."""
     kept = [restriction.kept.get(n, np.arange(len(c))) for n, c in enumerate(problem.nodes)]
     tied: list[tuple[int, int, np.ndarray]] = []
@@ -137,7 +129,7 @@ def narrow(problem: Problem, footprint: Bytes, restriction: Restriction) -> Narr
         deciders.add(a.node)
         followers.add(b.node)
     left = tuple(k[:1] if n in followers else k for n, k in enumerate(kept))
-    return Narrowed(_sliced(problem, left, tied), _Footprint(footprint, left, tied), left, tuple(tied))
+    return Narrowed(sliced(problem, left, tied), _Footprint(footprint, left, tied), left, tuple(tied))
 
 
 def _widened(
@@ -150,7 +142,7 @@ def _widened(
     return tuple(found)
 
 
-def _sliced(problem: Problem, kept: Sequence[np.ndarray], tied: Sequence[tuple[int, int, np.ndarray]]) -> Problem:
+def sliced(problem: Problem, kept: Sequence[np.ndarray], tied: Sequence[tuple[int, int, np.ndarray]] = ()) -> Problem:
     """Only the kept choices; what is tied is added to what decides it, and has one choice that costs nothing."""
     decider = {b: (a, follows[kept[a]]) for a, b, follows in tied}
 

@@ -3,10 +3,10 @@
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...errors import PlanError
 from ..anatomy import Anatomy
+from ..memory import FootprintLike
 from ..problem import Problem
 from ..search import Found
 
@@ -28,7 +28,7 @@ class Task:
     """
 
     problem: Problem
-    footprint: Any
+    footprint: FootprintLike
     limit_bytes: float | None
     gap: float
     time_limit: float | None
