@@ -105,6 +105,22 @@ def test_state_is_split_as_memory_gets_short() -> None:
     assert any("all_gather" in b.collective for b in smaller.boxings())
 
 
+def test_sequences_are_split_between_products() -> None:
+    """Sequence parallelism, done by hand by Korthikanti et al. (arXiv:2205.05198): what is between two products is
+    split by position, so a sum of the products' terms is scattered, and gathered before the next."""
+    case = gpt.build(layers=2, hidden=1024, heads=16, seq=2048, vocab=512, batch=8, dropout=0.0)
+    where = sbp.placement.abstract((2, 4), axis_names=("dp", "tp"), cluster="h100")
+    limit = sbp.AutoParallelConfig(memory_limit=2.5 * 2**30)
+    args = case.abstract_state(), case.batch(0)
+    plan = sbp.plan(case.step, *args, placement=where, donate_argnums=0, config=limit)
+    between = [b for b in plan.boxings() if b.shape == (8, 2048, 1024) and b.bytes]
+    assert {b.collective for b in between} == {"reduce_scatter", "all_gather"}
+    split, terms = sbp.split(1), sbp.partial_sum
+    scattered = [b for b in between if b.collective == "reduce_scatter"]
+    assert len(scattered) == 4 and all(terms in b.src and split in b.dst and terms not in b.dst for b in scattered)
+    assert all(split in b.src and split not in b.dst for b in between if b.collective == "all_gather")
+
+
 def test_a_limit_that_nothing_fits_into() -> None:
     with pytest.raises(sbp.PlanError) as raised:
         trained(2**20, batch=256)

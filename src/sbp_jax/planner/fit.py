@@ -36,17 +36,21 @@ _OVER = 1.5
 _ROUND_GAP = 1e-3
 # Beyond so many pairs of choices a round solves the linear relaxation only: it is a step, not a result.
 _FEW_PAIRS = 2_000
-# Of the processor, not the clock: what is found does not hang on what else a machine does. After half of them a round
-# that closes less than this part of the gap is the last. A thorough search takes half of its time limit instead.
-_SECONDS = 2.5
+# Of the processor, not the clock: what is found does not hang on what else a machine does. A thorough search takes half
+# of its time limit instead.
+_SECONDS = 2.0
+# So many times as long while the gap is more than this.
+_PATIENCE = 4.0
+_FINE = 0.03
+# After half of the time a round that closes less than this part of the gap is the last.
 _WORTH = 0.05
 _RELAXED_SECONDS = 4.0
 # What every plan holds where the cheapest overflows.
 _LEAST_SECONDS = 2.0
 # How many of the last plans are combined, how dear they may be by the bound, and for how long.
-_COMBINED = 4
+_COMBINED = 2
 _NEAR = 3.0
-_COMBINE_SECONDS = 2.0
+_COMBINE_SECONDS = 1.0
 # What is left open is closed, as far as some seconds do (all that are left, if thorough), where the problem has so few
 # pairs of choices, and so few are left of them.
 _MOST_PAIRS = 200_000
@@ -103,6 +107,7 @@ class Fitting:
             found = smallest.run(tried, self.limit)
             if found.peak <= self.limit:
                 self._offer(found.solution.choice)
+                self._combine()
         if not self._closed(self.gap):
             self._exactly()
         if self.best is None:
@@ -139,39 +144,52 @@ class Fitting:
         return plan
 
     def _rounds(self) -> tuple[Solution, np.ndarray] | None:
-        """Price, solve, combine, until the gap is closed, nothing more can be hoped for, or time is up."""
-        start, last, level, gaps = time.process_time(), None, _LEVEL, [np.inf]
-        seconds = self._seconds(_SECONDS)
+        """Price, solve, combine, until the gap is closed, nothing more can be hoped for, or time is up.
+
+        The last solution under prices, and its bytes over the step.
+        """
+        start, last, level, over = time.process_time(), None, _LEVEL, _OVER
+        seconds, gap, stalled = self._seconds(_SECONDS), np.inf, False
         for round_number in range(_ROUNDS):
             prices = self._next_prices(level)
-            spent = time.process_time() - start
-            stalled = len(gaps) > 1 and gaps[-1] > (1 - _WORTH) * gaps[-2] and spent > 0.5 * seconds
-            if prices is None or stalled or spent > seconds:
+            spent, allowed = time.process_time() - start, seconds * (1.0 if self._closed(_FINE) else _PATIENCE)
+            if prices is None or spent > allowed or (stalled and spent > 0.5 * allowed):
                 break
             self.progress(f"fitting into memory, round {round_number + 1}")
-            if round_number % 2:
-                prices = {t: _OVER * p for t, p in prices.items()}
-            priced = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in prices.items()])
-            known = [p.choice for p in self.plans[-_COMBINED:]]
-            if self._is_small:
-                solution = solve(priced, self.gap, self.time_limit, known)
-            else:
-                solution = solve(priced, _ROUND_GAP, min(_RELAXED_SECONDS, seconds), known, relaxed=True)
+            beyond = round_number % 2 == 1
+            if beyond:  # what bounds ask for, and more: for a plan that fits
+                prices = {t: over * p for t, p in prices.items()}
+            solution = self._priced(prices, seconds)
             if solution is None:
                 break
+            # Prices under which a plan comes again were too near to the last ones.
+            met = any(p.choice == tuple(solution.choice) for p in self.plans)
+            level = 0.5 * (1.0 + level) if met else _LEVEL
+            points, plan = len(self.points), self._offer(solution.choice)
+            if beyond and plan.peak > self.limit:
+                over *= 2
+            if not met:
+                self._combine()
+            last = solution, plan.memory
+            if self._closed(max(self.gap, _ROUND_GAP)):
+                break
+            before, gap = gap, np.inf if self.best is None else self.best.seconds - self.bound
+            stalled = gap > (1 - _WORTH) * before and len(self.points) == points
+        return last
+
+    def _priced(self, prices: dict[int, float], seconds: float) -> Solution | None:
+        """The cheapest plan where bytes have prices, and the bound that it proves."""
+        problem = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in prices.items()])
+        known = [p.choice for p in self.plans[-_COMBINED:]]
+        if self._is_small:
+            solution = solve(problem, self.gap, self.time_limit, known)
+        else:
+            solution = solve(problem, _ROUND_GAP, min(_RELAXED_SECONDS, seconds), known, relaxed=True)
+        if solution is not None:
             proven = solution.bound - self.limit * sum(prices.values())
             if proven > self.bound:
                 self.bound, self.prices = proven, prices
-            # Prices under which a plan comes again were too near to the last ones.
-            met = any(np.array_equal(p.choice, solution.choice) for p in self.plans)
-            level = 0.5 * (1.0 + level) if met else _LEVEL
-            last = solution, self._offer(solution.choice).memory
-            if not met:
-                self._combine()
-            if self._closed(max(self.gap, _ROUND_GAP)):
-                break
-            gaps.append(np.inf if self.best is None else self.best.seconds - self.bound)
-        return last
+        return solution
 
     def _seconds(self, quick: float) -> float:
         if self.thorough:

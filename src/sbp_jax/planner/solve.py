@@ -102,24 +102,59 @@ def solve_within(
 ) -> Solution | None:
     """The best choice of which each of other totals (of the same nodes and choices) is at most its limit; or None.
 
-    Nothing is reduced, for reductions are exact for costs only: for problems of a few thousand choices.
+    Nothing is reduced but nodes of one choice, for reductions are exact for costs only: for problems of a few thousand
+    choices.
     """
-    everything = Reduction(
-        dict(enumerate(problem.nodes)), dict(problem.edges), [np.arange(len(c)) for c in problem.nodes]
-    )
-    for other, _ in limits:  # a total may have edges where there are no costs
-        for (a, b), m in other.edges.items():
-            everything.edges.setdefault((a, b), np.zeros(m.shape))
-    program = _Program(everything, limits)
+    free = [n for n, c in enumerate(problem.nodes) if len(c) > 1]
+    nodes, edges, constant = _settled(problem, free)
+    totals = [_Total(*_settled(other, free), limit) for other, limit in limits]
+    if not free:  # one plan is left
+        fits = constant < IMPOSSIBLE and all(t.constant <= t.limit for t in totals)
+        only = (0,) * len(problem.nodes)
+        return Solution(only, constant, constant, 0, 0) if fits else None
+    everything = Reduction(nodes, edges, [np.arange(len(c)) for c in problem.nodes], constant)
+    for total in totals:  # a total may have edges where there are no costs
+        for pair, m in total.edges.items():
+            edges.setdefault(pair, np.zeros(m.shape))
+    program = _Program(everything, totals)
     found = program.branch_within(gap, time_limit)
     if found is None:
         return None
     chosen, bound = found
-    choice = tuple(chosen[n] for n in range(len(problem.nodes)))
+    choice = tuple(chosen.get(n, 0) for n in range(len(problem.nodes)))
     objective = problem.evaluate(choice)
     if objective >= IMPOSSIBLE:
         return None
-    return Solution(choice, objective, min(bound, objective), len(problem.nodes), len(program.cost))
+    return Solution(choice, objective, min(bound, objective), len(nodes), len(program.cost))
+
+
+@dataclass(frozen=True, slots=True)
+class _Total:
+    """Another total of the same choices, at most ``limit``."""
+
+    nodes: dict[int, np.ndarray]
+    edges: dict[tuple[int, int], np.ndarray]
+    constant: float
+    limit: float
+
+
+def _settled(
+    problem: Problem, free: Sequence[int]
+) -> tuple[dict[int, np.ndarray], dict[tuple[int, int], np.ndarray], float]:
+    """Costs of the ``free`` nodes, their edges, and a constant: all other nodes have one choice."""
+    nodes = {n: problem.nodes[n].copy() for n in free}
+    edges: dict[tuple[int, int], np.ndarray] = {}
+    constant = sum(float(c[0]) for n, c in enumerate(problem.nodes) if n not in nodes)
+    for (a, b), m in problem.edges.items():
+        if a in nodes and b in nodes:
+            edges[a, b] = m
+        elif a in nodes:
+            nodes[a] += m[:, 0]
+        elif b in nodes:
+            nodes[b] += m[0]
+        else:
+            constant += float(m[0, 0])
+    return nodes, edges, constant
 
 
 class _Program:
@@ -128,7 +163,7 @@ class _Program:
     The last rows, one for each of ``limits``, are at most their right sides; all others are equal to them.
     """
 
-    def __init__(self, r: Reduction, limits: Sequence[tuple[Problem, float]] = ()) -> None:
+    def __init__(self, r: Reduction, limits: Sequence[_Total] = ()) -> None:
         self.r, self.n_limits = r, len(limits)
         self.offsets: dict[int, int] = {}
         n = 0
@@ -148,10 +183,10 @@ class _Program:
         for node, c in r.nodes.items():
             add(self.offsets[node] + np.arange(len(c)), np.ones(len(c)), 1.0)
         totals: list[list[tuple[np.ndarray, np.ndarray]]] = [
-            [(self.offsets[node] + np.arange(len(c)), c) for node, c in enumerate(other.nodes)] for other, _ in limits
+            [(self.offsets[node] + np.arange(len(c)), c) for node, c in other.nodes.items()] for other in limits
         ]
         for (a, b), m in r.edges.items():
-            others = [other.edges.get((a, b), np.zeros(m.shape)) for other, _ in limits]
+            others = [other.edges.get((a, b), np.zeros(m.shape)) for other in limits]
             groups_a, first_a = _same(np.concatenate([m, *others], axis=1))
             groups_b, first_b = _same(np.concatenate([m.T, *(x.T for x in others)], axis=1))
             small = m[np.ix_(first_a, first_b)]
@@ -166,9 +201,10 @@ class _Program:
                 columns += [lines.ravel(), self.offsets[node] + np.arange(len(groups))]
                 values += [np.ones(lines.size), -np.ones(len(groups))]
                 right += [0.0] * len(lines)
-        for total, (_, limit) in zip(totals, limits, strict=True):
-            scale = max(limit, 1e-12)  # as parts of the limit
-            add(np.concatenate([c for c, _ in total]), np.concatenate([v for _, v in total]) / scale, 1.0)
+        for total, other in zip(totals, limits, strict=True):
+            scale = max(other.limit, 1e-12)  # as parts of the limit
+            columns_of, held = zip(*total, strict=True) if total else ((np.zeros(0, int),), (np.zeros(0),))
+            add(np.concatenate(columns_of), np.concatenate(held) / scale, (other.limit - other.constant) / scale)
         self.cost = np.concatenate(cost)
         self.right = np.asarray(right)
         entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))) if rows else ([], ([], []))
@@ -203,12 +239,13 @@ class _Program:
         return best, max(bound, relaxed)
 
     def branch_within(self, gap: float, time_limit: float | None) -> tuple[dict[int, int], float] | None:
-        """The best choice within the limits, and a lower bound; None where there is none, or none was found in time."""
+        """The best choice within the limits, and a lower bound with the constant; None where none was found in time."""
         possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
         scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
         highs = self._model(scale)
         kinds = np.full(self.binaries, highspy.HighsVarType.kInteger)
         highs.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
+        highs.changeObjectiveOffset(self.r.constant * scale)  # the gap is a part of all seconds
         highs.setOptionValue("mip_rel_gap", gap)
         if time_limit is not None:
             highs.setOptionValue("time_limit", float(time_limit))
