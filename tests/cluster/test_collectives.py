@@ -133,11 +133,13 @@ def test_more_bytes_are_never_cheaper(
     assert 0 < c.collective_seconds(kind, few, mesh, axes) <= c.collective_seconds(kind, few + more, mesh, axes)
 
 
-@pytest.mark.parametrize("kind", cluster.KINDS)
-@pytest.mark.parametrize("name", [n for n in cluster.presets() if n not in ("cpu", "tpu-v5p")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    # One link between two of mi300x's devices is slower than an adapter.
+    [(n, k) for n in cluster.presets() for k in cluster.KINDS
+     if n not in ("cpu", "tpu-v5p") and (n, k) != ("mi300x", "permute")],
+)  # fmt: skip
 def test_a_group_across_nodes_is_never_faster_than_one_inside(name: str, kind: str) -> None:
-    if (name, kind) == ("mi300x", "permute"):
-        pytest.skip("one link between two of its devices is slower than an adapter")
     c = cluster.get(name)
     for sent in (1e3, 1e6, 1e9):
         assert c.collective_seconds(kind, sent, (8, 8), (1,)) <= c.collective_seconds(kind, sent, (8, 8), (0,))
