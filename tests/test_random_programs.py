@@ -7,7 +7,7 @@ import pytest
 
 from random_programs import check, generate
 
-COUNT = int(os.environ.get("SBP_PROGRAMS", "80"))
+COUNT = int(os.environ.get("SBP_PROGRAMS", "60"))
 FIRST = int(os.environ.get("SBP_FIRST_PROGRAM", "0"))
 _CLEAR_EVERY = 50
 
