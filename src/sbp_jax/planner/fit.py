@@ -93,7 +93,7 @@ class Fitting:
 
     def run(self) -> Solution:
         """The best plan found and its bound. ``PlanError`` with the smallest limit found possible, if none fits."""
-        self.bound = self.free.bound
+        began, self.bound = time.perf_counter(), self.free.bound
         free = self._offer(self.free.choice)
         smallest = Smallest(self.problem, self.footprint, self._bytes_at, self.time_limit, self.progress)
         lowest = smallest.holding_least({self.points[0]: 1.0}, free.peak, _LEAST_SECONDS)
@@ -109,7 +109,7 @@ class Fitting:
                 self._offer(found.solution.choice)
                 self._combine()
         if not self._closed(self.gap):
-            self._exactly()
+            self._exactly(began)
         if self.best is None:
             raise self._short(smallest.run(tried))
         bound = min(self.bound, self.best.seconds)
@@ -152,7 +152,9 @@ class Fitting:
         seconds, gap, stalled = self._seconds(_SECONDS), np.inf, False
         for round_number in range(_ROUNDS):
             prices = self._next_prices(level)
-            spent, allowed = time.process_time() - start, seconds * (1.0 if self._closed(_FINE) else _PATIENCE)
+            spent, allowed = time.process_time() - start, seconds
+            if not (self.thorough or self._closed(_FINE)):
+                allowed *= _PATIENCE
             if prices is None or spent > allowed or (stalled and spent > 0.5 * allowed):
                 break
             self.progress(f"fitting into memory, round {round_number + 1}")
@@ -238,8 +240,8 @@ class Fitting:
             if plan.peak <= self.limit or len(self.points) > most_points or len(self.points) == len(limits):
                 return solution.bound
 
-    def _exactly(self) -> None:
-        """What prices leave open, closed where few choices are left."""
+    def _exactly(self, began: float) -> None:
+        """What prices leave open, closed where few choices are left. ``began``: when the search did."""
         if self._pairs > _MOST_PAIRS and not self.thorough:
             return
         if self.best is None:
@@ -252,6 +254,8 @@ class Fitting:
         self.progress(f"fitting into memory exactly, {len(self.points)} points")
         exactly = self._is_small or self.thorough
         seconds = math.inf if self._is_small and self.time_limit is None else self._seconds(_EXACT_SECONDS)
+        if self.thorough and self.time_limit is not None:  # all that is left
+            seconds = self.time_limit - (time.perf_counter() - began)
         gap = self.gap if exactly else max(self.gap, _ROUND_GAP)
         proven = self._within(kept, gap, seconds, len(self.points) + _ROUNDS)
         if proven is not None and self.best is not None:
