@@ -38,7 +38,7 @@ _ROUND_GAP = 1e-3
 _FEW_PAIRS = 2_000
 # Of the processor, not the clock: what is found does not hang on what else a machine does. A thorough search takes half
 # of its time limit instead.
-_SECONDS = 2.0
+_SECONDS = 1.5
 # So many times as long while the gap is more than this.
 _PATIENCE = 4.0
 _FINE = 0.03
