@@ -13,7 +13,7 @@ from sbp_jax.planner import fit
 from sbp_jax.planner.duals import surviving
 from sbp_jax.planner.level import largest, nearest
 from sbp_jax.planner.problem import Problem
-from sbp_jax.planner.search import Search
+from sbp_jax.planner.search import search
 from sbp_jax.planner.solve import solve
 
 
@@ -67,9 +67,8 @@ def test_equal_to_trying_everything(seed: int, few_pairs: int, monkeypatch: pyte
     peaks = {c: held.over_time(c).max() for c in every(problem)}
     free = min(peaks, key=problem.evaluate)
     limit = float(0.5 * (peaks[free] + min(peaks.values())))
-    search = Search(problem, held, 0.0, None, lambda _: None)
     best = min(problem.evaluate(c) for c, peak in peaks.items() if peak <= limit)
-    found = search.run(limit)
+    found = search(problem, held, limit, 0.0, None, lambda _: None)
     assert found is not None
     assert held.over_time(found.solution.choice).max() <= limit
     assert found.seconds == pytest.approx(problem.evaluate(found.solution.choice))
@@ -84,7 +83,7 @@ def test_no_plan_is_so_small(seed: int) -> None:
     held = Bytes.against(problem, seed)
     least = min(held.over_time(c).max() for c in every(problem))
     with pytest.raises(PlanError) as error:
-        Search(problem, held, 0.0, None, lambda _: None).run(0.95 * least)
+        search(problem, held, 0.95 * least, 0.0, None, lambda _: None)
     found = re.search(
         r"the smallest that one does is (\d+) bytes.*every plan holds at least (\d+) bytes", str(error.value)
     )

@@ -18,34 +18,17 @@ class Found:
     bound: float
 
 
-@dataclass(slots=True)
-class Search:
-    """One planning problem, with and without a memory limit."""
+def search(
+    problem: Problem, footprint: FootprintLike, limit: float | None, gap: float, time_limit: float | None,
+    progress: Callable[[str], None], thorough: bool = False,
+) -> Found | None:  # fmt: skip
+    """The cheapest plan within ``limit`` bytes a device; None where pins allow no plan at all.
 
-    problem: Problem
-    footprint: FootprintLike
-    gap: float
-    time_limit: float | None
-    progress: Callable[[str], None]
-    thorough: bool = False
-
-    def run(self, limit: float | None) -> Found | None:
-        """The cheapest plan within ``limit`` bytes a device; None where pins allow no plan at all.
-
-        Raises ``PlanError`` with the smallest limit found possible, where ``limit`` is less.
-        """
-        solution = solve(self.problem, self.gap, self.time_limit)
-        if solution is None:
-            return None
-        if limit is not None and self.footprint.over_time(solution.choice).max(initial=0.0) > limit:
-            solution = Fitting(
-                self.problem,
-                self.footprint,
-                limit,
-                solution,
-                self.gap,
-                self.time_limit,
-                self.progress,
-                self.thorough,
-            ).run()
-        return Found(solution, solution.objective, solution.bound)
+    Raises ``PlanError`` with the smallest limit found possible, where ``limit`` is less.
+    """
+    solution = solve(problem, gap, time_limit)
+    if solution is None:
+        return None
+    if limit is not None and footprint.over_time(solution.choice).max(initial=0.0) > limit:
+        solution = Fitting(problem, footprint, limit, solution, gap, time_limit, progress, thorough).run()
+    return Found(solution, solution.objective, solution.bound)

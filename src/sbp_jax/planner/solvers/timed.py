@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import PlanError
 from ..memory import FootprintLike
 from ..problem import IMPOSSIBLE, Problem
-from ..search import Found, Search
+from ..search import Found, search
 from ..solve import Solution, solve
 from .base import Task
 
@@ -51,19 +51,19 @@ class _Watch:
 
 
 def timed_search(task: Task) -> Found | None:
-    """``Search`` within the task's time and memory. ``PlanError`` where nothing that fits was found in time."""
+    """``search`` within the task's time and memory. ``PlanError`` where nothing that fits was found in time."""
 
-    def search(footprint: FootprintLike) -> Found | None:
-        return Search(
-            task.problem, footprint, task.gap, task.time_limit, task.progress, task.thorough
-        ).run(task.limit_bytes)  # fmt: skip
+    def within(footprint: FootprintLike) -> Found | None:
+        return search(
+            task.problem, footprint, task.limit_bytes, task.gap, task.time_limit, task.progress, task.thorough
+        )
 
     if task.time_limit is None or task.limit_bytes is None:
-        return search(task.footprint)
+        return within(task.footprint)
     deadline = time.monotonic() + task.time_limit
     watch = _Watch(task.footprint, task.problem, task.limit_bytes, deadline)
     try:
-        return search(watch)
+        return within(watch)
     except _TimeUp:
         if watch.best is None:
             raise PlanError(
