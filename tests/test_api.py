@@ -392,3 +392,32 @@ def test_flax_jit_updates_in_place() -> None:
                     jax.tree.leaves(nnx.state(alone[0], nnx.Not(nnx.RngState))), strict=True):  # fmt: skip
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert step.plan(*ours, X).verify().exact
+
+
+def test_annotated_variables_are_pinned() -> None:
+    """``nnx.with_partitioning`` is obeyed, by the optimizer's moments too, and the step computes the same."""
+    where, rngs = place(2, 4), nnx.Rngs(0)
+    by_column = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "tp"))
+    with jax.set_mesh(jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)):
+        model = nnx.Sequential(nnx.Linear(16, 32, kernel_init=by_column, rngs=rngs), nnx.Linear(32, 16, rngs=rngs))
+        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    def step(model: nnx.Sequential, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
+        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - x) ** 2))(model)
+        optimizer.update(model, grads)
+        return loss
+
+    x = jax.random.normal(jax.random.key(0), (8, 16))
+    parallel = sbp.flax.jit(step, placement=where)
+    kernels = [leaf for leaf in parallel.plan(model, optimizer, x).inputs if leaf.shape == (16, 32)]
+    assert len(kernels) == 3 and {str(leaf.signature) for leaf in kernels} == {"B, S(1)"}
+    expected = nnx.jit(step)(*nnx.clone((model, optimizer)), x)
+    np.testing.assert_allclose(parallel(model, optimizer, x), expected, rtol=1e-5)
+
+
+def test_a_variable_annotated_with_an_axis_that_is_not_there() -> None:
+    by_row = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("model", None))
+    with jax.set_mesh(jax.make_mesh((1, 8), ("dp", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)):
+        model = nnx.Linear(16, 32, kernel_init=by_row, rngs=nnx.Rngs(0))
+    with pytest.raises(sbp.SignatureError, match=r"kernel.*names axes \['model'\]; the mesh has \('dp', 'tp'\)"):
+        sbp.flax.jit(lambda m, x: m(x).sum(), placement=place(2, 4)).plan(model, np.ones((8, 16), np.float32))

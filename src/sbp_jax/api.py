@@ -208,8 +208,8 @@ def auto_parallel(
         donate_argnums: arguments whose memory the results may take over. A donated argument and the result that
             replaces it share one signature, so a training loop never moves its state.
         static_argnums: arguments that are Python values, as for ``jax.jit``.
-        in_sbp, out_sbp: pins: signatures for the arguments (a tuple, one entry for each; trees and prefixes of
-            trees are accepted, None leaves free) and for the results.
+        in_sbp, out_sbp: pins: signatures, or ``PartitionSpec``s, for the arguments (a tuple, one entry for each; trees
+            and prefixes of trees are accepted, None leaves free) and for the results.
         plan: run this plan, made elsewhere for the same function.
 
     Returns:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from .errors import PlanError
 from .placement import Placement
@@ -101,7 +102,7 @@ def pins(program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree:
 
 
 def _is_signature(x: Any) -> bool:
-    return x is None or isinstance(x, str | Signature | Component) or (
+    return x is None or isinstance(x, str | Signature | Component | PartitionSpec) or (
         isinstance(x, tuple | list) and len(x) > 0 and all(isinstance(c, Component) for c in x)
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from ..api import ParallelFunction, auto_parallel
 from ..config import AutoParallelConfig
@@ -13,11 +14,14 @@ from ..placement import Placement
 from ..plan import PlanData
 from ..planned import Plan
 
+# What nnx calls a variable's annotation, today and before 0.12.
+_ANNOTATIONS = ("out_sharding", "sharding_names", "sharding")
+
 
 class ModuleFunction:
     """A function of nnx objects and arrays that runs by a plan. The objects' state is donated and replaced."""
 
-    def __init__(self, fn: Callable[..., Any], make: Callable[[Callable[..., Any]], ParallelFunction]) -> None:
+    def __init__(self, fn: Callable[..., Any], make: Callable[[Callable[..., Any], Any], ParallelFunction]) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn, self._make = fn, make
         self._functions: dict[Any, ParallelFunction] = {}
@@ -46,7 +50,8 @@ class ModuleFunction:
         positions = tuple(_is_object(x) for x in args)
         key = (graph, positions)
         if key not in self._functions:
-            self._functions[key] = self._make(self._pure(graph, positions))
+            in_sbp = (annotated(state), *[None] * len(arrays))
+            self._functions[key] = self._make(self._pure(graph, positions), in_sbp)
         return self._functions[key], state, arrays, graph
 
     def _pure(self, graph: Any, positions: Sequence[bool]) -> Callable[..., Any]:
@@ -61,6 +66,21 @@ class ModuleFunction:
             return new_state, result
 
         return step
+
+
+def annotated(state: Any) -> Any:
+    """By variable of a state the ``PartitionSpec`` that its metadata asks for; None where it asks for none.
+
+    That is how ``nnx.with_partitioning`` and its like annotate parameters; Flax translates logical names, where rules
+    for them are given. The optimizer's moments inherit their parameters' annotations.
+    """
+    is_variable = lambda v: isinstance(v, nnx.Variable)  # noqa: E731
+
+    def spec(variable: Any, asked: Any) -> PartitionSpec | None:
+        metadata = variable.get_metadata() if is_variable(variable) else {}
+        return asked.get_value() if any(metadata.get(name) is not None for name in _ANNOTATIONS) else None
+
+    return jax.tree.map(spec, state, nnx.get_partition_spec(state), is_leaf=is_variable)
 
 
 def _is_object(x: Any) -> bool:
@@ -87,11 +107,15 @@ def jit(
         config: options of the planner.
         plan: run this plan, made elsewhere for the same function.
 
-    The objects' state is donated: it stays on the devices, in the plan's signatures, from call to call.
+    Variables that are annotated (``nnx.with_partitioning``, names of mesh axes) are pinned so; ``ignore_user_sbp`` lets
+    them free. The objects' state is donated: it stays on the devices, in the plan's signatures, from call to call.
     Raises what ``sbp.auto_parallel`` raises.
     """
     if fn is None:
         return functools.partial(jit, placement=placement, config=config, plan=plan)
     return ModuleFunction(
-        fn, lambda pure: auto_parallel(pure, placement=placement, config=config, donate_argnums=0, plan=plan)
+        fn,
+        lambda pure, in_sbp: auto_parallel(
+            pure, placement=placement, config=config, donate_argnums=0, in_sbp=in_sbp, plan=plan
+        ),
     )

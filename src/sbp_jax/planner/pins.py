@@ -8,8 +8,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from ..errors import PlanError, SignatureError
-from ..placement import Placement
+from ..placement import Placement, from_partition_spec
 from ..rules.widen import Strategy, code_of, signature_of
 from ..signature import Signature, broadcast, local_shape, signature_for
 from ..trace import Op, Program, user_line
@@ -122,8 +124,10 @@ def inner_pins(program: Program, placement: Placement) -> dict[int, tuple[Signat
 
 
 def pin_signature(shape: Sequence[int], signature: Any, placement: Placement, words: str) -> Signature:
-    """A user's pin, checked against the shape of the value it is for."""
+    """A user's pin, a signature or a ``PartitionSpec``, checked against the shape of the value it is for."""
     try:
+        if isinstance(signature, PartitionSpec):
+            signature = from_partition_spec(signature, placement.axis_names, len(shape))
         resolved = signature_for(signature, len(shape), placement.shape)
         local_shape(shape, resolved, placement.shape)
     except SignatureError as error:
