@@ -40,7 +40,7 @@ _FEW_PAIRS = 2_000
 # of its time limit instead.
 _SECONDS = 1.5
 # So many times as long while the gap is more than this.
-_PATIENCE = 4.0
+_LONGER = 4.0
 _FINE = 0.03
 # After half of the time a round that closes less than this part of the gap is the last.
 _WORTH = 0.05
@@ -73,7 +73,9 @@ class _Seen:
 class Fitting:
     """The search for the cheapest plan within ``limit`` bytes a device; ``free`` is the cheapest without one.
 
-    It ends after a few seconds with a gap that is proven, or goes on to the time limit or no gap, if ``thorough``.
+    It ends after a few seconds with a gap that is proven, or goes on to the time limit or no gap, if ``thorough``;
+    and when it is proven that nothing that fits takes less than ``below`` seconds. ``patience`` multiplies what it
+    takes where it is not thorough.
     """
 
     problem: Problem
@@ -84,6 +86,8 @@ class Fitting:
     time_limit: float | None
     progress: Callable[[str], None]
     thorough: bool = False
+    below: float = math.inf
+    patience: float = 1.0
     bound: float = 0.0
     best: _Seen | None = None
     plans: list[_Seen] = field(default_factory=list)
@@ -91,8 +95,11 @@ class Fitting:
     prices: dict[int, float] = field(default_factory=dict)
     _at: dict[int, Problem] = field(default_factory=dict)
 
-    def run(self) -> Solution:
-        """The best plan found and its bound. ``PlanError`` with the smallest limit found possible, if none fits."""
+    def run(self) -> Solution | None:
+        """The best plan found and its bound; None where none is worth while.
+
+        Raises ``PlanError`` with the smallest limit found possible, if none fits.
+        """
         began, self.bound = time.perf_counter(), self.free.bound
         free = self._offer(self.free.choice)
         smallest = Smallest(self.problem, self.footprint, self._bytes_at, self.time_limit, self.progress)
@@ -103,7 +110,7 @@ class Fitting:
                 raise self._short(smallest.run([(self.free, free.memory), (lowest, least.memory)]))
         last = self._rounds()
         tried = [(self.free, free.memory)] if last is None else [(self.free, free.memory), last]
-        if self.best is None:
+        if self.best is None and not self._closed(self.gap):
             found = smallest.run(tried, self.limit)
             if found.peak <= self.limit:
                 self._offer(found.solution.choice)
@@ -111,6 +118,8 @@ class Fitting:
         if not self._closed(self.gap):
             self._exactly(began)
         if self.best is None:
+            if self._closed(self.gap):
+                return None
             raise self._short(smallest.run(tried))
         bound = min(self.bound, self.best.seconds)
         return replace(self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound)
@@ -121,15 +130,16 @@ class Fitting:
         return self._at[point]
 
     @property
-    def _pairs(self) -> int:
-        return sum(m.size for m in self.problem.edges.values())
+    def _is_small(self) -> bool:
+        return self.problem.pairs <= _FEW_PAIRS
 
     @property
-    def _is_small(self) -> bool:
-        return self._pairs <= _FEW_PAIRS
+    def _aim(self) -> float:
+        """What a plan must be cheaper than."""
+        return self.below if self.best is None else min(self.best.seconds, self.below)
 
     def _closed(self, gap: float) -> bool:
-        return self.best is not None and self.best.seconds - self.bound <= max(gap, 1e-9) * self.best.seconds
+        return math.isfinite(self._aim) and self._aim - self.bound <= max(gap, 1e-9) * self._aim
 
     def _offer(self, choice: Sequence[int]) -> _Seen:
         """Remember a plan, where it overflows, and whether it is the best."""
@@ -154,7 +164,7 @@ class Fitting:
             prices = self._next_prices(level)
             spent, allowed = time.process_time() - start, seconds
             if not (self.thorough or self._closed(_FINE)):
-                allowed *= _PATIENCE
+                allowed = self._seconds(_LONGER * _SECONDS)
             if prices is None or spent > allowed or (stalled and spent > 0.5 * allowed):
                 break
             self.progress(f"fitting into memory, round {round_number + 1}")
@@ -175,7 +185,7 @@ class Fitting:
             last = solution, plan.memory
             if self._closed(max(self.gap, _ROUND_GAP)):
                 break
-            before, gap = gap, np.inf if self.best is None else self.best.seconds - self.bound
+            before, gap = gap, self._aim - self.bound
             stalled = gap > (1 - _WORTH) * before and len(self.points) == points
         return last
 
@@ -196,6 +206,7 @@ class Fitting:
     def _seconds(self, quick: float) -> float:
         if self.thorough:
             return math.inf if self.time_limit is None else 0.5 * self.time_limit
+        quick *= self.patience
         return quick if self.time_limit is None else min(quick, 0.5 * self.time_limit)
 
     def _next_prices(self, part: float) -> dict[int, float] | None:
@@ -207,8 +218,7 @@ class Fitting:
         costs = np.array([p.seconds for p in self.plans])
         rows = np.array([p.memory[self.points] - self.limit for p in self.plans]) * unit
         straight, ceiling = largest(costs, rows, _CAP)
-        if self.best is not None:
-            ceiling = min(ceiling, self.best.seconds)
+        ceiling = min(ceiling, self._aim)
         if straight is None or ceiling - self.bound <= _ROUND_GAP * abs(ceiling):
             return None
         level = self.bound + part * (min(ceiling, _PROMISE * self.bound) - self.bound)
@@ -242,7 +252,7 @@ class Fitting:
 
     def _exactly(self, began: float) -> None:
         """What prices leave open, closed where few choices are left. ``began``: when the search did."""
-        if self._pairs > _MOST_PAIRS and not self.thorough:
+        if self.problem.pairs > _MOST_PAIRS and not self.thorough:
             return
         if self.best is None:
             kept = [np.arange(len(c)) for c in self.problem.nodes]
@@ -253,7 +263,8 @@ class Fitting:
             return
         self.progress(f"fitting into memory exactly, {len(self.points)} points")
         exactly = self._is_small or self.thorough
-        seconds = math.inf if self._is_small and self.time_limit is None else self._seconds(_EXACT_SECONDS)
+        unhurried = self._is_small and self.time_limit is None and self.patience >= 1
+        seconds = math.inf if unhurried else self._seconds(_EXACT_SECONDS)
         if self.thorough and self.time_limit is not None:  # all that is left
             seconds = self.time_limit - (time.perf_counter() - began)
         gap = self.gap if exactly else max(self.gap, _ROUND_GAP)

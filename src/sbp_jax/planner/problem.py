@@ -40,6 +40,11 @@ class Problem:
     hub_source: dict[int, tuple[int, int]] = field(default_factory=dict)
     sets: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
+    @property
+    def pairs(self) -> int:
+        """How many pairs of choices have a cost: the size of the 0-1 program."""
+        return sum(m.size for m in self.edges.values())
+
     def shared(self, hub: int, choice: int) -> tuple[Code, ...]:
         """The signatures that a hub holds by a choice."""
         return tuple(self.codes[hub][k] for k in self.sets[hub][choice]) if hub in self.sets else (

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..errors import PlanError
 from ..plan import PlanData, Recomputed
-from ..trace import Program, recompute
+from ..trace import Program, reads_anew, recompute
 from .cost import CostModel
 from .cut import Ladder, Sizes, Turn, find_turn
 from .make import make_plan
@@ -103,6 +103,8 @@ class _Choice:
     def mix(self, turn: Turn, nodes: Collection[int], at_least: float = 0.0) -> None:
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already."""
         if self.time_is_up or (self.tried and at_least >= min(p.objective for p in self.tried)):
+            return
+        if not nodes and not reads_anew(self.program, turn.node):
             return
         program, origin = recompute(self.program, turn.node, nodes)
         if len(program.nodes) == len(self.program.nodes):

@@ -1,5 +1,6 @@
 """The search for the cheapest plan that fits: solve; where memory is short, fit (``fit.py``)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,15 +21,17 @@ class Found:
 
 def search(
     problem: Problem, footprint: FootprintLike, limit: float | None, gap: float, time_limit: float | None,
-    progress: Callable[[str], None], thorough: bool = False,
+    progress: Callable[[str], None], thorough: bool = False, below: float = math.inf,
+    patience: float = 1.0,
 ) -> Found | None:  # fmt: skip
-    """The cheapest plan within ``limit`` bytes a device; None where pins allow no plan at all.
+    """The cheapest plan within ``limit`` bytes a device; None where pins allow none, or none of less than ``below``.
 
     Raises ``PlanError`` with the smallest limit found possible, where ``limit`` is less.
     """
     solution = solve(problem, gap, time_limit)
-    if solution is None:
+    if solution is None or solution.bound >= below:
         return None
     if limit is not None and footprint.over_time(solution.choice).max(initial=0.0) > limit:
-        solution = Fitting(problem, footprint, limit, solution, gap, time_limit, progress, thorough).run()
-    return Found(solution, solution.objective, solution.bound)
+        fitting = Fitting(problem, footprint, limit, solution, gap, time_limit, progress, thorough, below, patience)
+        solution = fitting.run()
+    return solution and Found(solution, solution.objective, solution.bound)

@@ -11,6 +11,7 @@ from .graph import Structured as Structured
 from .graph import Value as Value
 from .pause import without_collecting as without_collecting
 from .pin import pin as pin
+from .remat import reads_anew as reads_anew
 from .remat import recompute as recompute
 from .source import Lines as Lines
 from .source import user_line as user_line

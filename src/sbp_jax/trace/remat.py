@@ -29,6 +29,32 @@ def recompute(program: Program, turn: int, nodes: Collection[int]) -> tuple[Prog
     return _Rewriter(program, turn, nodes).run()
 
 
+def reads_anew(program: Program, turn: int) -> bool:
+    """Whether ``recompute`` would change anything where no nodes are dropped: an argument read on both sides."""
+    graphs = [program.graph]
+    while graphs:
+        graph = graphs.pop()
+        twice = _read_early(graph, turn)
+        for op in graph.ops:
+            first, last = op.span
+            if isinstance(op, Op) and first > turn and _computed_with(op, op.reads, twice):
+                return True
+            if first <= turn < last and isinstance(op, Structured):
+                graphs += op.bodies
+    return False
+
+
+def _read_early(graph: Graph, turn: int) -> set[int]:
+    """Arguments of a graph, scalars aside, that ops up to the turn read."""
+    arguments = {v.id for v in graph.inputs if v.shape}
+    return arguments & {x.id for op in graph.ops if op.span[1] <= turn for x in op.reads}
+
+
+def _computed_with(op: Op, reads: Sequence[Value], some: Collection[int]) -> list[Value]:
+    """Which of ``some`` an op reads to make something else of them; an update reads them as they are."""
+    return [x for x in reads if x.id in some and all(v.shape != x.shape for v in op.outs)]
+
+
 class _Rewriter:
     """Copies a program, and nodes in it once more where they are read late. The old program stays as it is."""
 
@@ -53,8 +79,7 @@ class _Rewriter:
         ops: list[Op | Structured] = []
         renamed: dict[int, Atom] = {}
         collected: dict[int, tuple[Structured, Op]] = {}
-        twice = {v.id for v in graph.inputs if v.shape}
-        twice &= {x.id for op in graph.ops if op.span[1] <= self.turn for x in op.reads}
+        twice = _read_early(graph, self.turn)
         for op in graph.ops:
             first, last = op.span
             if last <= self.turn:
@@ -65,9 +90,8 @@ class _Rewriter:
                 pair = _Pair.between(self, collected, op)
                 reads = [x for x in op.reads if pair is None or x.id not in pair.slices]
                 ops += self.again(reads, renamed, graph.times)
-                if isinstance(op, Op):  # an update reads it as it is
-                    inputs = [x for x in reads if x.id in twice and all(v.shape != x.shape for v in op.outs)]
-                    ops += self.anew(inputs, reads, renamed, graph.times)
+                if isinstance(op, Op):
+                    ops += self.anew(_computed_with(op, reads, twice), reads, renamed, graph.times)
                 ops.append(new := self.copy(op, renamed))
                 if pair is not None and isinstance(new, Structured):
                     pair.rewrite(new)

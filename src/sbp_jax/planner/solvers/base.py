@@ -1,6 +1,7 @@
 """What every search method is given and gives back; their names."""
 
 import difflib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,6 +26,8 @@ class Task:
         progress: told what is being done.
         find_anatomy: which nodes decide parameters, optimizer state, data and gradients; not every method asks.
         notes: what a method adds is told with the plan.
+        below: plans of so many seconds or more are of no interest.
+        patience: multiplies the seconds that a search takes to fit into memory, where it is not thorough.
     """
 
     problem: Problem
@@ -36,6 +39,8 @@ class Task:
     find_anatomy: Callable[[], Anatomy] = Anatomy
     notes: list[str] = field(default_factory=list)
     thorough: bool = False
+    below: float = math.inf
+    patience: float = 1.0
 
     @property
     def anatomy(self) -> Anatomy:

@@ -1,14 +1,40 @@
-"""The fixed strategies at once: what a plan falls back on when there is no time to search."""
+"""The fixed strategies at once: what a plan falls back on when there is no time to search, and must not be above."""
 
+import time
 from dataclasses import replace
 
+from ...errors import PlanError
 from ..quick import quick
 from ..search import Found
-from . import data_parallel, megatron, zero3
+from . import data_parallel, megatron, zero2, zero3
 from .base import Task
 from .family import best_of_family
 
-_QUICK = {"data_parallel": data_parallel.restriction, "megatron": megatron.restriction, "zero3": zero3.restriction}
+_FAMILIES = {
+    "data_parallel": data_parallel.restriction,
+    "megatron": megatron.restriction,
+    "zero2": zero2.restriction,
+    "zero3": zero3.restriction,
+}
+
+
+def cheapest(task: Task) -> tuple[str, Found] | None:
+    """The best of the fixed strategies that takes less than ``task.below`` seconds, and its name, if there is one."""
+    if not task.anatomy.known:
+        return None
+    start, best = time.monotonic(), None
+    for name, rule in _FAMILIES.items():
+        left = None if task.time_limit is None else task.time_limit - (time.monotonic() - start)
+        if left is not None and left <= 0:
+            break
+        alone = replace(task, notes=[], time_limit=left)
+        try:
+            found = best_of_family(alone, rule(alone))
+        except PlanError:  # no plan of this family is possible, or none fits
+            continue
+        if found is not None and found.seconds < task.below:
+            task, best = replace(task, below=found.seconds), (name, found)
+    return best
 
 
 def fallback(task: Task) -> tuple[str, Found] | None:
@@ -19,6 +45,6 @@ def fallback(task: Task) -> tuple[str, Found] | None:
     found: dict[str, Found | None] = {"sweep": quick(task.problem, task.footprint, task.limit_bytes)}
     if task.anatomy.known:
         alone = replace(task, notes=[])
-        found |= {name: best_of_family(alone, rule(alone), exact=False) for name, rule in _QUICK.items()}
+        found |= {name: best_of_family(alone, rule(alone), exact=False) for name, rule in _FAMILIES.items()}
     possible = {name: one for name, one in found.items() if one is not None}
     return min(possible.items(), key=lambda item: item[1].seconds, default=None)

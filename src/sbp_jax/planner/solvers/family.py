@@ -15,6 +15,9 @@ from ..search import Found
 from .base import Task
 from .timed import timed_search
 
+# A family is small, and there are several: so many times the seconds of a search among all plans.
+_PATIENCE = 0.3
+
 
 def family(task: Task, name: str) -> Restriction:
     """An empty restriction for a task; ``PlanError`` where the roles of the arguments are not known."""
@@ -45,7 +48,7 @@ def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> 
     narrowed = narrow(task.problem, task.footprint, restriction)
     task.notes.extend(restriction.notes)
     if exact:
-        found = timed_search(replace(task, problem=narrowed.problem, footprint=narrowed.footprint))
+        found = timed_search(replace(task, problem=narrowed.problem, footprint=narrowed.footprint, patience=_PATIENCE))
     else:
         found = quick(narrowed.problem, narrowed.footprint, task.limit_bytes)
     if found is None:
