@@ -11,12 +11,12 @@ import sbp_jax as sbp
 import zoo
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-scan-remat": ("llama", {"scan_layers": True, "remat": True}),
     "moe": ("moe", {}),
     "dlrm": ("dlrm", {}),
 }
 SLOW_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
+    "llama-scan-remat": ("llama", {"scan_layers": True, "remat": True}),
     "vit": ("vit", {}),
     "wide_resnet": ("wide_resnet", {}),
     "moe-scan": ("moe", {"scan_layers": True, "layers": 4}),

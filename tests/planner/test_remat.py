@@ -70,7 +70,7 @@ def test_the_choice_is_in_the_file_and_runs_from_it(tmp_path) -> None:
     case = gpt.build("tiny", dropout=0.0, layers=2, scan_layers=True)
     p = sbp.placement("cpu", np.arange(8).reshape(2, 4), axis_names=("dp", "tp"))
     free = sbp.plan(case.step, jax.eval_shape(case.init), case.batch(0), placement=p, donate_argnums=0)
-    config = sbp.AutoParallelConfig(memory_limit=0.8 * free.memory_per_device, remat="auto")
+    config = sbp.AutoParallelConfig(memory_limit=0.8 * free.memory_per_device, remat="auto", gap=0.1)
     plan = sbp.plan(case.step, jax.eval_shape(case.init), case.batch(0), placement=p, donate_argnums=0, config=config)
     assert plan.recomputed is not None
     plan.save(tmp_path / "plan.json")
