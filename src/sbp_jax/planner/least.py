@@ -8,14 +8,15 @@ promised, jump from corner to corner: on GPT-3 they end a third above plans that
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from .level import largest, nearest
 from .memory import FootprintLike, penalised
 from .problem import Problem, costless
-from .solve import Solution, solve
+from .restrict import sliced
+from .solve import Solution, solve, solve_within
 
 _ROUNDS = 60
 _SECONDS = 30.0
@@ -24,6 +25,11 @@ _LEVEL = 0.5
 # Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
 _CLOSE = 0.01
 _STALLED = 6
+# Then the smallest of the plans seen are mixed: so many of them, for so many seconds of the processor. What they
+# hold is looked at in so many parts of the step.
+_MIXED = 4
+_MIX_SECONDS = 2.0
+_PARTS = 24
 
 
 @dataclass(slots=True)
@@ -91,8 +97,44 @@ class Smallest:
             if known and int(memory.argmax()) in points and promised * unit <= bound * (1 + 1e-6):
                 break
             seen.append((solution, memory))
-        solution, memory = min(seen, key=lambda x: float(x[1].max()))
+        solution, memory = self._mixed(seen, points, bound, enough)
         return Least(solution, memory, min(bound, float(memory.max(initial=0.0))))
+
+    def _mixed(
+        self, seen: list[tuple[Solution, np.ndarray]], points: Sequence[int], lowest: float, enough: float
+    ) -> tuple[Solution, np.ndarray]:
+        """The smallest of the plans seen, and of what the smallest few choose, mixed node by node.
+
+        Weights alone find the corners: plans that hold little at one point and much at another. So the limit for a mix
+        holds all over the step. It goes half the way to ``lowest`` each time that one is found.
+        """
+        seen = sorted(seen, key=lambda x: float(x[1].max()))
+        best = seen[0]
+        over = np.array_split(np.max([m for _, m in seen[:_MIXED]], axis=0), _PARTS)
+        ends = np.cumsum([0, *(len(part) for part in over)])
+        at = {*points, *(int(end + part.argmax()) for end, part in zip(ends, over, strict=False) if len(part))}
+        start = time.process_time()
+        while (peak := float(best[1].max())) > max(enough, lowest * (1 + _CLOSE)):
+            choices = zip(*(s.choice for s, _ in [best, *seen[:_MIXED]]), strict=True)
+            kept = [np.unique(c) for c in choices]
+            target = enough if enough > lowest else 0.5 * (lowest + peak)
+            left = _MIX_SECONDS - (time.process_time() - start)
+            if left <= 0:
+                break
+            limits = [(sliced(self.at(t), kept), target) for t in at]
+            mixed = solve_within(sliced(self.problem, kept), limits, 1.0, left)
+            if mixed is None:
+                lowest = target
+                if target == enough:
+                    break
+                continue
+            choice = tuple(int(k[c]) for k, c in zip(kept, mixed.choice, strict=True))
+            memory = self.footprint.over_time(choice)
+            at.add(int(memory.argmax()))
+            seen.append((replace(best[0], choice=choice), memory))
+            if memory.max() < peak:
+                best = seen[-1]
+        return best
 
 
 def _next(held: np.ndarray, centre: np.ndarray, bound: float) -> tuple[np.ndarray, float]:

@@ -102,7 +102,10 @@ class _Choice:
 
     def mix(self, turn: Turn, nodes: Collection[int], at_least: float = 0.0) -> None:
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already."""
-        if self.time_is_up or (self.tried and at_least >= min(p.objective for p in self.tried)):
+        # Nothing found yet: better late than not at all, but for a user who set the time.
+        if self.time_is_up and (self.tried or self.request.thorough):
+            return
+        if self.tried and at_least >= min(p.objective for p in self.tried):
             return
         if not nodes and not reads_anew(self.program, turn.node):
             return
