@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.extend.core import jaxpr_as_fun
@@ -182,9 +183,7 @@ def _everywhere(x: Any, mesh: Any) -> Any:
     return x
 
 
-def decide(
-    shapes: Any, asked: Sequence[Asked], where: Where, p: Placement, *, is_rooted: bool
-) -> list[Signature]:
+def decide(shapes: Any, asked: Sequence[Asked], where: Where, p: Placement, *, is_rooted: bool) -> list[Signature]:
     """By variable of a tree its signature: the plan's; else what is pinned; else the natural one."""
     found, _ = entries(shapes)
     if where.plan is not None:
@@ -205,7 +204,7 @@ def shardings_of(shapes: Any, signatures: Sequence[Signature], p: Placement) -> 
 
 def natural(entry: Entry, p: Placement) -> Signature:
     """Large variables split, axis by axis, along the longest dimension that the axis divides; small ones whole."""
-    is_numeric = entry.dtype is not None and not jax.dtypes.issubdtype(entry.dtype, jax.dtypes.extended)
+    is_numeric = entry.dtype is not None and not jnp.issubdtype(entry.dtype, jax.dtypes.extended)
     if not is_numeric or math.prod(entry.shape) * np.dtype(entry.dtype).itemsize < SMALL_BYTES:
         return Signature((broadcast,) * p.ndim)
     left, components = list(entry.shape), []

@@ -67,7 +67,7 @@ class Signature:
             where = path_of(path)
             if is_object(x):
                 objects[where] = x
-            elif hasattr(x, "shape") and hasattr(x, "dtype") or isinstance(x, int | float | complex | np.generic):
+            elif (hasattr(x, "shape") and hasattr(x, "dtype")) or isinstance(x, int | float | complex | np.generic):
                 arrays[where] = x
             else:
                 raise PlanError(

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from flax import nnx
 
+from .. import capture
 from ..plan import PlanData
 from .variables import Entry
 
@@ -41,11 +43,11 @@ def changes(before: Structure, now: Structure) -> str:
     return _some(told) or "the objects' structure"
 
 
-def plan_differences(plan: PlanData, now: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
-    """The variables in which a plan's arguments differ from those at hand; "" where none does."""
-    planned = {leaf.path: (tuple(leaf.shape), leaf.dtype) for leaf in plan.inputs if leaf.path in now or "/" in leaf.path}
-    planned = {k: v for k, v in planned.items() if k.startswith("0/")}
-    return _some(_differences(planned, {k: v for k, v in now.items() if k.startswith("0/")}, _variable))
+def plan_differences(plan: PlanData, now: Mapping[str, Any]) -> str:
+    """The variables and arrays, by label, in which a plan's arguments differ from those at hand; "" where none does."""
+    planned = {x.path: (tuple(x.shape), x.dtype) for x in plan.inputs if not x.path.startswith("constant ")}
+    here = {path: (tuple(np.shape(x)), str(capture.aval(x).dtype)) for path, x in now.items()}
+    return _some(_differences(planned, here, _variable))
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], show: Any) -> list[str]:

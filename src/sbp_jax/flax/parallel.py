@@ -18,16 +18,16 @@ _Class = TypeVar("_Class", bound=type)
 _WHERE = "_sbp_where"
 
 
-class _BornSharded:
+class _BornSharded(type):
     """Joins a metaclass: making an instance is born sharded."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        make = super().__call__  # pyright: ignore[reportAttributeAccessIssue]
+        make = super().__call__
 
         def named(*args: Any, **kwargs: Any) -> Any:
             return make(*args, **kwargs)
 
-        named.__name__ = cls.__name__  # pyright: ignore[reportAttributeAccessIssue]
+        named.__name__ = cls.__name__
         return born(named, args, kwargs, dictionaries, where_of(cls))
 
 
@@ -95,7 +95,7 @@ def decorated(made: Any, start: str = "") -> list[tuple[str, Where]]:
 
 
 def dictionaries(made: Any, start: str = "") -> list[Asked]:
-    """The pin dictionaries of the decorated modules in an nnx object; those of outer modules count, so they are last."""
+    """The pin dictionaries of the decorated modules in an nnx object; outer modules' are last, for the last counts."""
     return [Asked(w.pins, path, "sbp") for path, w in decorated(made, start) if w.pins]
 
 

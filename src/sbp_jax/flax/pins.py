@@ -139,8 +139,8 @@ def _match(found: Sequence[Entry], asked: Asked, is_rooted: bool) -> dict[int, t
             rival = best.get(i)
             if rival is not None and specificity(rival[0]) == specificity(key) and _text(rival[1]) != _text(pin):
                 raise PlanError(
-                    f"{asked.words}: keys {rival[0]!r} and {key!r} both match {found[i].path} and neither is more "
-                    f"specific: {_text(rival[1])} or {_text(pin)}? Name {found[i].path} itself, or make one key narrower"
+                    f"{asked.words}: keys {rival[0]!r} and {key!r} both match {found[i].path} and neither is "
+                    f"more specific: {_text(rival[1])} or {_text(pin)}? Name {found[i].path} itself, or narrow one key"
                 )
             if rival is None or specificity(key) > specificity(rival[0]):
                 best[i] = key, pin
@@ -182,8 +182,8 @@ def _nothing_matched(keys: Sequence[str], spellings: Sequence[tuple[str, ...]], 
         told.append(f"{key!r}" + (f" (did you mean {', '.join(near)}?)" if near else ""))
     some = ", ".join(shortest[:_MOST_NAMED]) + (f" and {len(shortest) - _MOST_NAMED} more" * (len(shortest) > 5))
     return (
-        f"{words}: no variable matches {'; '.join(told)}. There are {some or 'no variables'}. In a key * stands for one "
-        "part of the path, ** for any number of parts"
+        f"{words}: no variable matches {'; '.join(told)}. There are {some or 'no variables'}. In a key * stands for "
+        "one part of the path, ** for any number of parts"
     )
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from flax import linen, nnx
 from flax.core import meta
+from flax.linen import spmd
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..placement import from_sharding
@@ -95,7 +96,7 @@ def annotation(leaf: Any) -> PartitionSpec | None:
         return None if asked is None else nnx.get_partition_spec(leaf).get_value()
     if isinstance(leaf, linen.LogicallyPartitioned):
         rules = leaf.rules if leaf.rules is not None else linen.get_logical_axis_rules()
-        return linen.logical_to_mesh_axes(leaf.names, rules) if rules else None
+        return spmd.logical_to_mesh_axes(leaf.names, rules) if rules else None
     if isinstance(leaf, meta.Partitioned):
         return leaf.get_partition_spec()
     return None
