@@ -7,13 +7,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 from jax.extend.core import Primitive
 
 import sbp_jax as sbp
-import sbp_jax.flax
 
 
 def place(*shape: int) -> sbp.Placement:
@@ -361,63 +358,3 @@ def test_a_bad_call() -> None:
         sbp.plan(train_step, weights(), X, placement=place(2), config=sbp.AutoParallelConfig(cluster="h10"))
     with pytest.raises(sbp.PlanError, match="solver 'magic' is not known"):
         sbp.AutoParallelConfig(solver="magic")
-
-
-class Net(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
-        self.a, self.b = nnx.Linear(64, 128, rngs=rngs), nnx.Linear(128, 8, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.norm = nnx.BatchNorm(128, rngs=rngs)
-
-    def __call__(self, x):
-        return self.b(self.dropout(nnx.relu(self.norm(self.a(x)))))
-
-
-def nnx_step(model, optimizer, x):
-    loss, grads = nnx.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
-    optimizer.update(model, grads)
-    return loss
-
-
-def test_flax_jit_updates_in_place() -> None:
-    def fresh():
-        model = Net(nnx.Rngs(0))
-        return model, nnx.Optimizer(model, optax.sgd(1e-2, momentum=0.9), wrt=nnx.Param)
-
-    ours, alone = fresh(), fresh()
-    step, reference = sbp.flax.jit(nnx_step, placement=place(2, 4)), nnx.jit(nnx_step)
-    for _ in range(3):
-        np.testing.assert_allclose(step(*ours, X), reference(*alone, X), rtol=1e-4)
-    for a, b in zip(jax.tree.leaves(nnx.state(ours[0], nnx.Not(nnx.RngState))),
-                    jax.tree.leaves(nnx.state(alone[0], nnx.Not(nnx.RngState))), strict=True):  # fmt: skip
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    assert step.plan(*ours, X).verify().exact
-
-
-def test_annotated_variables_are_pinned() -> None:
-    """``nnx.with_partitioning`` is obeyed, by the optimizer's moments too, and the step computes the same."""
-    where, rngs = place(2, 4), nnx.Rngs(0)
-    by_column = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "tp"))
-    with jax.set_mesh(jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)):
-        model = nnx.Sequential(nnx.Linear(16, 32, kernel_init=by_column, rngs=rngs), nnx.Linear(32, 16, rngs=rngs))
-        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-
-    def step(model: nnx.Sequential, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
-        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - x) ** 2))(model)
-        optimizer.update(model, grads)
-        return loss
-
-    x = jax.random.normal(jax.random.key(0), (8, 16))
-    parallel = sbp.flax.jit(step, placement=where)
-    kernels = [leaf for leaf in parallel.plan(model, optimizer, x).inputs if leaf.shape == (16, 32)]
-    assert len(kernels) == 3 and {str(leaf.signature) for leaf in kernels} == {"B, S(1)"}
-    expected = nnx.jit(step)(*nnx.clone((model, optimizer)), x)
-    np.testing.assert_allclose(parallel(model, optimizer, x), expected, rtol=1e-5)
-
-
-def test_a_variable_annotated_with_an_axis_that_is_not_there() -> None:
-    by_row = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("model", None))
-    with jax.set_mesh(jax.make_mesh((1, 8), ("dp", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)):
-        model = nnx.Linear(16, 32, kernel_init=by_row, rngs=nnx.Rngs(0))
-    with pytest.raises(sbp.SignatureError, match=r"kernel.*names axes \['model'\]; the mesh has \('dp', 'tp'\)"):
-        sbp.flax.jit(lambda m, x: m(x).sum(), placement=place(2, 4)).plan(model, np.ones((8, 16), np.float32))

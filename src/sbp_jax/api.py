@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import capture
@@ -174,7 +175,7 @@ class ParallelFunction:
     def _place(self, entry: _Entry, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Move the arguments to where the plan wants them, once."""
         leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
-        placed = [x if _is_there(x, s) else jax.device_put(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
+        placed = [x if _is_there(x, s) else _moved(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
         dynamic, kwargs = jax.tree.unflatten(tree, placed)
         supply = iter(dynamic)
         return tuple(x if i in self._static else next(supply) for i, x in enumerate(args)), kwargs
@@ -260,6 +261,13 @@ def _indices(x: int | Sequence[int]) -> tuple[int, ...]:
 
 def _is_there(x: Any, sharding: NamedSharding) -> bool:
     return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
+
+
+def _moved(x: Any, sharding: NamedSharding) -> Any:
+    """``x`` in ``sharding``. ``device_put`` cannot take random keys to devices of other processes (JAX 0.10.2)."""
+    if not sharding.is_fully_addressable and jnp.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key):
+        return jax.jit(lambda key: key, out_shardings=sharding)(x)
+    return jax.device_put(x, sharding)
 
 
 def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: Callable[[str], None]) -> Request:

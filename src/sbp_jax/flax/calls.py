@@ -95,7 +95,10 @@ class Signature:
         return fn(*positional, **keywords)
 
     def _named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        bound = self.inspected.bind(*args, **kwargs).arguments
+        try:
+            bound = self.inspected.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{self.name}() {error}") from None
         for name, parameter in self.inspected.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 bound |= bound.pop(name, {})
