@@ -9,11 +9,9 @@ must agree. It writes plan.json and loss.png. ``--baseline`` trains with plain `
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from flax import nnx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from shared import Corpus, choose_mesh, mesh_shape, simulate_cpu_devices
 from zoo import gpt_nnx
 from zoo.common import configure
 from zoo.gpt import SIZES, GptConfig
@@ -34,36 +33,9 @@ from matplotlib import pyplot
 
 PRESETS = ("small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 TOLERANCE = 1e-3  # relative, of each step's loss against the single device's
-SIMULATED = "xla_force_host_platform_device_count"
 
 # train_step(model, optimizer, batch) -> loss, compiled one way or another
 TrainStep = Callable[[gpt_nnx.Gpt, nnx.Optimizer, dict[str, np.ndarray]], jax.Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Text as bytes, and what it takes to predict them from their frequencies alone."""
-
-    data: np.ndarray
-    files: int
-
-    @staticmethod
-    def standard_library() -> "Corpus":
-        """The top-level modules of the running Python's standard library, in the order of their names."""
-        paths = sorted(Path(os.__file__).parent.glob("*.py"))
-        return Corpus(np.frombuffer(b"".join(path.read_bytes() for path in paths), np.uint8), len(paths))
-
-    @property
-    def entropy(self) -> float:
-        """Of the byte frequencies, in nats a byte: the loss of the best model that ignores context."""
-        p = np.bincount(self.data, minlength=256) / self.data.size
-        return float(-np.sum(p * np.log(p, where=p > 0, out=np.zeros(256))))
-
-    def batch(self, step: int, batch: int, seq: int) -> dict[str, np.ndarray]:
-        """Inputs and targets of one step, both (batch, seq) int32; they depend on the step alone."""
-        starts = np.random.default_rng((0, step)).integers(0, self.data.size - seq, (batch, 1))
-        text = self.data[starts + np.arange(seq + 1)].astype(np.int32)
-        return {"inputs": text[:, :-1], "targets": text[:, 1:]}
 
 
 def train_step(model: gpt_nnx.Gpt, optimizer: nnx.Optimizer, batch: dict[str, np.ndarray]) -> jax.Array:
@@ -131,32 +103,6 @@ def draw(path: Path, losses: list[float], reference: list[float], corpus: Corpus
     axes.legend()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def mesh_shape(text: str) -> tuple[int, ...]:
-    """``2x4`` as (2, 4)."""
-    try:
-        shape = tuple(int(n) for n in text.lower().split("x"))
-    except ValueError:
-        shape = ()
-    if len(shape) != 2 or min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no mesh: give two positive numbers, as in 2x4")
-    return shape
-
-
-def simulate_cpu_devices(count: int) -> None:
-    """Let the CPU stand for ``count`` devices; GPUs are not affected. Before jax's first use only."""
-    if SIMULATED not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{SIMULATED}={count}".strip()
-
-
-def choose_mesh(asked: tuple[int, ...] | None) -> tuple[str, tuple[int, ...]]:
-    """("cpu" or "gpu", shape): what was asked for, else 2 x n/2 of the GPUs (1 x n of an odd number, or two)."""
-    kind = "gpu" if jax.default_backend() == "gpu" else "cpu"
-    if asked is not None:
-        return kind, asked
-    n = jax.device_count(kind)
-    return kind, (2, n // 2) if n % 2 == 0 and n > 2 else (1, n)
 
 
 def plan_and_verify(step: Any, model: gpt_nnx.Gpt, optimizer: nnx.Optimizer, batch: dict[str, np.ndarray]) -> Any:
