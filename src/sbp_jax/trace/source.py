@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 import sysconfig
 from typing import Any
 
@@ -13,18 +14,32 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 @functools.lru_cache(maxsize=4096)
 def is_user(path: str) -> bool:
     """Whether a file is the user's: outside JAX, Flax, Optax, the standard library and this library."""
+    if path.startswith("<ipython-input-"):
+        return True
     if path.startswith((_OWN, "<")) or any(part in path for part in _LIBRARIES):
         return False
     return not (path.startswith(_STDLIB) and "site-packages" not in path)
 
 
 def user_line(info: Any) -> str:
-    """``file:line (function)`` of the innermost frame outside JAX, Flax, Optax and this library; "" if none."""
+    """``file:line (function)`` of the innermost frame outside JAX, Flax, Optax and this library; "" if none.
+
+    A notebook's cell is named as Jupyter numbers it: ``In[4]:2 (loss)``.
+    """
     traceback = getattr(info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
         if is_user(frame.file_name):
-            return f"{os.path.basename(frame.file_name)}:{frame.line_num} ({frame.function_name})"
+            where = _cell(frame.file_name) or os.path.basename(frame.file_name)
+            return f"{where}:{frame.line_num} ({frame.function_name})"
     return ""
+
+
+def _cell(path: str) -> str | None:
+    """``In[4]`` where a notebook's cell was compiled under this name; None for a file."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    found = None if shell is None else shell.compile.format_code_name(path)
+    return found[1] if found else None
 
 
 class Lines:
