@@ -3,6 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# The documentation's tools are installed by the targets that need them.
+DOCS_STAMP := $(VENV)/.docs-installed
+# A notebook runs again when it, or what it runs, has changed.
+NOTEBOOKS_RUN := docs/notebooks/.run
+NOTEBOOK_SOURCES := $(wildcard notebooks/*.md) $(shell find src -name '*.py') docs/run_notebooks.py
 # Worker processes of the test suite; each simulates 8 devices, so more than the cores there are gains nothing.
 WORKERS ?= 2
 ARGS   ?=
@@ -10,7 +15,7 @@ EXAMPLES ?= 500
 PROGRAMS ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soundness soundness-programs rules lint format bench results clean
+.PHONY: help setup demo test test-all soundness soundness-programs rules lint format docs notebooks bench results clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +57,20 @@ format: $(STAMP) ## sort imports, mend what ruff can mend, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP) $(NOTEBOOKS_RUN) ## the documentation, every page's code run, warnings are errors: build/docs/index.html
+	$(BIN)/python -m sphinx -q -W --keep-going -j $(WORKERS) -b html docs build/docs
+	@echo "wrote build/docs/index.html"
+
+notebooks: $(NOTEBOOKS_RUN) ## run every notebook from a fresh kernel, where it or the library has changed, and time it
+
+$(NOTEBOOKS_RUN): $(NOTEBOOK_SOURCES) | $(DOCS_STAMP)
+	$(BIN)/python docs/run_notebooks.py
+	@touch $@
+
 bench: $(STAMP) ## every script in benchmarks/, one after the other
 	@set -e; for script in benchmarks/*.py; do \
 	  test -e "$$script" || { echo "no scripts in benchmarks/ yet"; break; }; \
@@ -61,5 +80,5 @@ results: $(STAMP) ## write docs/benchmarks.md anew from benchmarks/results/
 	$(BIN)/python docs/benchmarks_page.py
 
 clean: ## remove caches, build products and out/; .venv stays
-	rm -rf build dist out .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf build dist out docs/notebooks .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

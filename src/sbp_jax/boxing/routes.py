@@ -65,7 +65,7 @@ class Route:
             table.add_row(s.kind, axes, f"({s.src})", f"({s.dst})", f"{s.bytes:.0f}", f"{s.seconds:.3g}")
         table.add_row("total", "", "", "", f"{self.bytes:.0f}", f"{self.seconds:.3g}")
         buffer = io.StringIO()
-        Console(file=buffer, width=110, no_color=True, force_jupyter=False).print(table)
+        Console(file=buffer, width=110, no_color=True, force_jupyter=False, force_terminal=False).print(table)
         return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
