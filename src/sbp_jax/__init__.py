@@ -13,6 +13,7 @@ from .errors import PlanError as PlanError
 from .errors import PlanMismatch as PlanMismatch
 from .errors import SbpError as SbpError
 from .errors import SignatureError as SignatureError
+from .lower.count import count_collectives as count_collectives
 from .placement import Placement as Placement
 from .placement import from_sharding as from_sharding
 from .placement import placement as placement

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sbp_jax.errors import SbpError
 from sbp_jax.lower import hlo
 
 
@@ -129,3 +130,51 @@ def test_gpu_forms() -> None:
 
 def test_the_face_of_verify() -> None:
     assert hlo.count("HloModule empty") == {}
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ("mesh['x'=2,'y'=4] {'y'}", [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("mesh['x'=2,'y'=4] {'x'}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ("mesh['x'=2,'y'=2] {'x','y'}", [(0, 1, 2, 3)]),
+        ("mesh['x'=2,'y'=2] {'y','x'}", [(0, 2, 1, 3)]),
+        ("mesh['o'=1,'x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}", [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("mesh['x'=2,'y'=2], device_ids=(3,1,2,0) {'y'}", [(3, 1), (2, 0)]),
+        ("mesh['x'=8] {'x':(1)2}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ("mesh['x'=8] {'x':(2)2}", [(0, 2), (1, 3), (4, 6), (5, 7)]),
+        ("mesh['x'=8] {'x':(4)2,'x':(1)2}", [(0, 4, 1, 5), (2, 6, 3, 7)]),
+        ("mesh['x'=2,'o'=1] {'o'}", [(0,), (1,)]),
+    ],
+)
+def test_groups_along_the_axes_of_a_mesh(groups: str, expected: list[tuple[int, ...]]) -> None:
+    text = f"""HloModule f, num_partitions=8
+ENTRY %main (x: f32[4]) -> f32[4] {{
+  %x = f32[4]{{0}} parameter(0)
+  ROOT %r = f32[4]{{0}} all-reduce(f32[4]{{0}} %x), channel_id=1, replica_groups={groups}, to_apply=%add
+}}
+"""
+    (found,) = hlo.collectives(text)
+    assert list(found.groups) == expected
+
+
+def test_groups_that_cannot_be_read_are_an_error() -> None:
+    text = """HloModule f, num_partitions=8
+ENTRY %main (x: f32[4]) -> f32[4] {
+  ROOT %r = f32[4]{0} all-reduce(f32[4]{0} %x), replica_groups=<4 of them>, to_apply=%add
+}
+"""
+    with pytest.raises(SbpError, match=r"cannot read the groups of a collective .*<4 of them>"):
+        hlo.collectives(text)
+
+
+def test_groups_of_programs_that_xla_partitioned() -> None:
+    """XLA writes those along mesh axes, here of a mesh whose devices are not in order."""
+    devices = np.array(jax.devices()[:8])[[3, 1, 2, 0, 7, 5, 6, 4]].reshape(2, 2, 2)
+    mesh = Mesh(devices, ("a", "b", "c"))
+    x = jax.ShapeDtypeStruct((16, 32), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(None, ("a", "c"))))
+    w = jax.ShapeDtypeStruct((32, 8), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(("a", "c"))))
+    f = jax.jit(lambda x, w: x @ w, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    (found,) = hlo.collectives(f.lower(x, w).compile().as_text() or "")
+    assert hlo.mesh_axes(found.groups, (2, 2, 2)) == (0, 2)
+    assert found.sent_bytes == 2 * 3 / 4 * 512

@@ -4,6 +4,7 @@ Works on what ``jax.stages.Compiled.as_text()`` prints on CPU and GPU: synchrono
 pairs, several operands combined into one instruction, groups written out or as an iota.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -231,6 +232,44 @@ def _groups(kind: str, rest: str) -> tuple[tuple[int, ...], ...]:
         if iota.group(3):
             places = places.transpose([int(d) for d in iota.group(3).split(",")])
         return tuple(tuple(map(int, row)) for row in places.reshape(shape))
+    along = _MESH_GROUPS.search(rest)
+    if along:
+        return _groups_along(*along.groups())
     listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest)
+    if not listed and "replica_groups=" in rest:
+        raise SbpError(f"cannot read the groups of a collective in the compiled program's text: {rest[:200]}")
     inside = listed.group(1) if listed else ""
     return tuple(tuple(int(d) for d in g.split(",")) for g in re.findall(r"\{([\d,]+)\}", inside))
+
+
+# mesh['x'=2,'y'=4], device_ids=([2,4]T(1,0)) {'y'}: the groups lie along axes of a mesh; of a part of an axis where the
+# name has :(before)size; ids are in order where none are given.
+_MESH_GROUPS = re.compile(
+    r"replica_groups=@?mesh\[([^\]]*)\](?:,\s*device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))\))?\s*\{([^}]*)\}"
+)
+_AXIS = re.compile(r"""["']?([\w.\-]+)["']?(?:=(\d+)|:\((\d+)\)(\d+))?""")
+
+
+def _groups_along(
+    mesh: str, ids_shape: str | None, ids_order: str | None, ids: str | None, along: str
+) -> tuple[tuple[int, ...], ...]:
+    sizes = {name: int(size) for name, size, _, _ in _AXIS.findall(mesh)}
+    numbers = lambda text: [int(d) for d in text.split(",")]  # noqa: E731
+    places = np.array(numbers(ids)) if ids else np.arange(math.prod(sizes.values()))
+    if ids_shape:
+        places = places.reshape(numbers(ids_shape))
+        places = places.transpose(numbers(ids_order)) if ids_order else places
+    wanted = [(name, int(before or 1), int(size or sizes[name])) for name, _, before, size in _AXIS.findall(along)]
+    shape, axes = [], {}
+    for name, whole in sizes.items():
+        # An axis is cut where a part of it begins or ends; each wanted part is then one dimension.
+        cuts = {1, whole, *(cut for n, before, size in wanted if n == name for cut in (before, before * size))}
+        for start, end in itertools.pairwise(sorted(cuts)):
+            axes[name, start] = len(shape)
+            shape.append(end // start)
+        axes.setdefault((name, 1), -1)  # of size 1
+    inner = [axes[name, before] for name, before, _ in wanted]
+    inner = [i for i in inner if i >= 0]
+    outer = [i for i in range(len(shape)) if i not in inner]
+    members = math.prod(shape[i] for i in inner)
+    return tuple(tuple(map(int, row)) for row in places.reshape(shape).transpose(*outer, *inner).reshape(-1, members))

@@ -35,7 +35,9 @@ def human_seconds(s: float) -> str:
 def render(plan: PlanData, width: int = _WIDTH) -> str:
     """The whole report as plain text."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, no_color=True, highlight=False, force_jupyter=False, force_terminal=False)
+    console = Console(
+        file=buffer, width=width, no_color=True, highlight=False, force_jupyter=False, force_terminal=False
+    )
     gap = plan.optimality_gap
     proof = "proven optimal" if gap == 0 else f"at most {gap:.2%} from the best possible (proven)"
     console.print(f"Plan of {plan.function} on {plan.placement} (costs: {plan.cluster}), {proof}")
