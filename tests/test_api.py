@@ -109,7 +109,7 @@ def test_a_plan_is_data(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda t: t[: len(t) // 2], "breaks off or is damaged"),
-        (lambda t: json.dumps({**json.loads(t), "schema": 99}), "schema version 99; this version of sbp_jax reads 2"),
+        (lambda t: json.dumps({**json.loads(t), "schema": 99}), "schema version 99; this version of sbp_jax reads 3"),
         (lambda t: json.dumps({k: v for k, v in json.loads(t).items() if k != "nodes"}), "incomplete or damaged"),
         (lambda t: "[]", "schema version None"),
     ],

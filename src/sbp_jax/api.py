@@ -3,8 +3,8 @@
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,8 +19,9 @@ from .lower import local_function
 from .placement import Placement, placement, to_partition_spec
 from .plan import PlanData
 from .planned import Plan
-from .planner import Request, best_of, candidates, fingerprint, plan_to_fit
+from .planner import Request, best_of, candidates, fingerprint, make_plan, plan_to_fit
 from .progress import Progress
+from .signature import Signature
 from .trace import Program, recompute
 
 _REPLAN_WARNING = 3
@@ -133,26 +134,42 @@ class ParallelFunction:
                     f"{self._name} returned {known} before and returns {out_tree} now, for arguments of the same "
                     "structure: the results' structure must not change between calls"
                 )
+            traced = program
+
+            def request_on(where: Placement) -> Request:
+                pins = {}
+                if not self._config.ignore_user_sbp:
+                    pins = capture.pins(traced, where, self._in_sbp, self._out_sbp, in_tree, out_shape)
+                return _request(where, self._config, pins, progress)
+
             if self._given is not None:
                 data = _check_given(self._given, program, self._name)
             else:
 
                 def plan_on(where: Placement) -> PlanData:
-                    pins = {}
-                    if not self._config.ignore_user_sbp:
-                        pins = capture.pins(program, where, self._in_sbp, self._out_sbp, in_tree, out_shape)
-                    return plan_to_fit(program, _request(where, self._config, pins, progress), self._name)
+                    return plan_to_fit(program, request_on(where), self._name)
 
                 places = self._places()
                 data = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
+        origin = range(len(program.nodes))
         if data.recomputed is not None:
-            program, _ = recompute(program, data.recomputed.turn, data.recomputed.nodes)
+            program, origin = recompute(program, data.recomputed.turn, data.recomputed.nodes)
         self._placement = data.placement  # for all shapes of arguments the same
         data.in_tree, data.out_tree = in_tree, out_tree
         plan = Plan.of(data)
         entry = _entry(program, plan, (dynamic, kwargs), out_tree, self._donate_positions())
         shapes = jax.tree.map(capture.aval, (dynamic, kwargs))
         plan.compile = lambda: _lower(entry, *shapes).compile()
+        if self._given is None:
+            final = program
+
+            def again(forced: Mapping[int, Signature]) -> PlanData:
+                request = request_on(data.placement)
+                pins = {k: request.pins[o] for k, o in enumerate(origin) if o in request.pins}
+                request = replace(request, pins=pins, forced=forced, progress=lambda _: None)
+                return make_plan(final, request, self._name)
+
+            plan.again = again
         return entry
 
     def _places(self) -> list[Placement]:

@@ -14,11 +14,12 @@ import jax
 from jax.sharding import PartitionSpec
 
 from .errors import PlanError
+from .insight import Insight
 from .placement import Placement, to_partition_spec
 from .signature import Signature
 from .timeline import Timeline
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,9 @@ class PlanData:
 
     ``strategies`` is a table of (operand signatures, result signatures); ``nodes`` indexes it for every node of
     the program in order. ``fingerprint`` identifies the traced program. Bytes are per device and step, seconds
-    per step, memory in bytes per device. ``timeline`` is what ``simulate`` needs besides. With ``recomputed``,
-    ``nodes`` are those of the program after ``trace.recompute``.
+    per step, memory in bytes per device. ``timeline`` is what ``simulate`` needs besides, ``insight`` what reports
+    and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML. With ``recomputed``, ``nodes`` are those
+    of the program after ``trace.recompute``.
     """
 
     function: str
@@ -142,6 +144,8 @@ class PlanData:
     statistics: dict[str, float] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     recomputed: Recomputed | None = None
+    insight: Insight = field(default_factory=Insight)
+    hardware: str = ""
     in_tree: Any = None
     out_tree: Any = None
 
@@ -212,6 +216,7 @@ class PlanData:
         data["strategies"] = strategies
         data["nodes"] = self.nodes
         data["timeline"] = self.timeline.to_json()
+        data["insight"] = self.insight.to_json()
         data["recomputed"] = self.recomputed and asdict(self.recomputed)
         return data
 
@@ -239,6 +244,7 @@ class PlanData:
                 ],
                 nodes=list(data["nodes"]),
                 timeline=Timeline.from_json(data["timeline"]),
+                insight=Insight.from_json(data["insight"]),
                 recomputed=_recomputed(data["recomputed"]),
             )
         except (KeyError, TypeError, IndexError, ValueError) as error:
@@ -273,6 +279,7 @@ class PlanData:
 _PLAIN = (
     "function", "fingerprint", "compute_seconds", "boxing_seconds", "memory_per_device", "objective", "bound",
     "cluster", "solver", "planning_seconds", "unruled", "notes", "statistics",
+    "hardware",
 )  # fmt: skip
 
 

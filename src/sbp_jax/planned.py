@@ -1,6 +1,6 @@
 """``sbp.Plan``: the plan's data with what one does with it: print it, verify it against what XLA compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from .errors import PlanError
 from .lower.verify import verify_plan
 from .plan import PlanData
 from .report.text import render
+from .signature import Signature
 from .simulate import Simulation, simulate
 
 
@@ -17,6 +18,8 @@ class Plan(PlanData):
     """What ``sbp.plan`` and ``train_step.plan`` return. See ``PlanData`` for its contents."""
 
     compile: Callable[[], Any] | None = None
+    # Plans once more, with signatures forced on the results of some nodes.
+    again: Callable[[Mapping[int, Signature]], PlanData] | None = None
 
     @classmethod
     def of(cls, data: PlanData, compile: Callable[[], Any] | None = None) -> "Plan":

@@ -3,9 +3,11 @@
 import functools
 import time
 
+from ..cluster import to_toml
 from ..errors import PlanError
 from ..plan import PlanData
 from ..trace import Program, without_collecting
+from .alternatives import force, insight
 from .anatomy import Anatomy, anatomy
 from .cells import factor_maps, fold
 from .classes import classes
@@ -49,6 +51,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     model = CostModel(request.cluster, sizes, request.computation_ratio)
     request.progress("pricing")
     problem = assemble(cells, groups, model, request.wait_seconds, request.trunk_algo, request.sbp_collector)
+    force(problem, folded, groups, request.forced)
     footprint = Footprint(problem, program, folded, groups, model)
     built = time.perf_counter()
     request.progress("solving")
@@ -61,6 +64,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     task = Task(problem, footprint, request.memory_limit_bytes, request.gap, left, request.progress, parts,
                 thorough=request.thorough)  # fmt: skip
     decided = decide(task, request)
+    solved = time.perf_counter()
     if decided is None:
 
         def possible(pins: Pins) -> bool:
@@ -78,6 +82,9 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     # What the solver minimised; with OneFlow's weights that is not the seconds of a step.
     plan.objective = found.seconds
     plan.bound = min(found.bound, plan.objective)
+    if request.share_layers:  # a global tensor's op is planned for itself, and its plan looked at by nobody
+        plan.insight = insight(program, folded, groups, problem, found.solution.choice, footprint, model, plan)
+    plan.hardware = to_toml(request.cluster)
     plan.planning_seconds = time.perf_counter() - start
     plan.statistics = {
         "nodes": len(program.nodes),
@@ -86,6 +93,10 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         "kernel": found.solution.kernel_nodes,
         "variables": found.solution.variables,
         "build_seconds": built - start,
-        "solve_seconds": time.perf_counter() - built,
+        "solve_seconds": solved - built,
     }
+    if request.memory_limit_bytes is not None:
+        plan.statistics["memory_limit_bytes"] = request.memory_limit_bytes
+    if found.free_seconds is not None:
+        plan.statistics["free_seconds"] = found.free_seconds
     return plan

@@ -90,7 +90,8 @@ class Footprint:
         self._start = np.array([x for t in self.tables for x in t.start], np.int64)
         self._end = np.array([x for t in self.tables for x in t.end], np.int64)
 
-    def _sizes(self, choice: Sequence[int]) -> np.ndarray:
+    def sizes(self, choice: Sequence[int]) -> np.ndarray:
+        """Bytes of one instance of each table."""
         return np.array([
             t.factor * (t.parts[choice[t.a]] if t.b < 0 else t.parts[choice[t.a], choice[t.b]]) for t in self.tables
         ])  # fmt: skip
@@ -99,7 +100,7 @@ class Footprint:
         """Bytes a device holds at each node."""
         change = np.zeros(self.n_nodes + 1)
         if len(self._table):
-            sizes = self._sizes(choice)[self._table]
+            sizes = self.sizes(choice)[self._table]
             np.add.at(change, self._start, sizes)
             np.add.at(change, self._end + 1, -sizes)
         return np.rint(np.cumsum(change[:-1]))  # bytes are whole; sums of large ones are not quite
@@ -120,7 +121,7 @@ class Footprint:
     def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
         """What is held at one node, in words, and its bytes."""
         made = {v.id: op for op in self.program.nodes for v in op.outs}
-        sizes = self._sizes(choice)
+        sizes = self.sizes(choice)
         found = []
         for size, t in zip(sizes.tolist(), self.tables, strict=True):
             for v, start, end in zip(t.values, t.start, t.end, strict=True) if size else ():

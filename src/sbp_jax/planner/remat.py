@@ -73,7 +73,10 @@ class _Choice:
             if self.request.remat:
                 self.climb(base, turn, Ladder(self.program, base, turn, sizes))
         if self.tried:
-            return min(self.tried, key=lambda p: p.objective)
+            found = min(self.tried, key=lambda p: p.objective)
+            known = [x for p in (base, *self.tried) if (x := p.statistics.get("free_seconds")) is not None]
+            found.statistics |= {"free_seconds": min(known)} if known else {}
+            return found
         if self.request.limit_is_firm:
             raise self.refusals[-1]
         base.notes.append(f"does not fit by the memory model: {self.refusals[-1]}")

@@ -1,10 +1,11 @@
 """What the planner is asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..cluster import Cluster
 from ..placement import Placement
+from ..signature import Signature
 from .pins import Pins
 
 
@@ -15,12 +16,14 @@ class Request:
     ``pins`` maps a node's index to the signature its result (an output's operand) must have, with the words to
     name the pin by in an error. ``uneven``: whether dims may be split that do not divide (global tensors).
     ``narrow_partial``: whether floats may be narrowed while partial. ``thorough``: whether to take the time limit
-    where that proves more. The others as in ``AutoParallelConfig``.
+    where that proves more. ``forced``: by node, the signature that its result (an output's operand) must have, whatever
+    it costs. The others as in ``AutoParallelConfig``.
     """
 
     placement: Placement
     cluster: Cluster
     pins: Pins = field(default_factory=dict)
+    forced: Mapping[int, Signature] = field(default_factory=dict)
     memory_limit_bytes: float | None = None
     limit_is_firm: bool = True
     computation_ratio: float | None = None

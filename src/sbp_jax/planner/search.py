@@ -12,11 +12,15 @@ from .solve import Solution, solve
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The solution (its choice is the plan), its seconds a step without prices, and the bound proven for them."""
+    """The solution (its choice is the plan), its seconds a step without prices, and the bound proven for them.
+
+    ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it.
+    """
 
     solution: Solution
     seconds: float
     bound: float
+    free_seconds: float | None = None
 
 
 def search(
@@ -31,7 +35,8 @@ def search(
     solution = solve(problem, gap, time_limit)
     if solution is None or solution.bound >= below:
         return None
+    free = solution.objective
     if limit is not None and footprint.over_time(solution.choice).max(initial=0.0) > limit:
         fitting = Fitting(problem, footprint, limit, solution, gap, time_limit, progress, thorough, below, patience)
         solution = fitting.run()
-    return solution and Found(solution, solution.objective, solution.bound)
+    return solution and Found(solution, solution.objective, solution.bound, free)

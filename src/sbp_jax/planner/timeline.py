@@ -138,7 +138,7 @@ def timeline(
         line = lines(op.info)
         cost = known.get((group, line))
         if cost is None:
-            new = Cost(_label(cell, line), seconds[cell.index], cell.flops * chosen[cell.index].share)
+            new = Cost(f"{label_of(cell)} {line}".strip(), seconds[cell.index], cell.flops * chosen[cell.index].share)
             cost = known[group, line] = costs.setdefault(new, len(costs))
         runs.append((op.index, cost))
     steps = np.flatnonzero(np.diff(memory, prepend=-1.0))
@@ -146,7 +146,7 @@ def timeline(
     return Timeline(tuple(costs), tuple(sorted(runs)), tuple(positions.loops), tuple(held))
 
 
-def _label(cell: Cell, line: str) -> str:
+def label_of(cell: Cell) -> str:
+    """The primitives of a cell, the first few."""
     names = list(dict.fromkeys(op.name for op in cell.ops))
-    text = "+".join(names[:_NAMES]) + ("+…" if len(names) > _NAMES else "")
-    return f"{text} {line}".strip()
+    return "+".join(names[:_NAMES]) + ("+…" if len(names) > _NAMES else "")

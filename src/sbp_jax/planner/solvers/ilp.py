@@ -32,4 +32,4 @@ def ilp(task: Task) -> Found | None:
     name, expert = better
     task.notes.append(f"the cheapest plan found that fits is of the family of solver={name!r}")
     solution = replace(expert.solution, bound=found.solution.bound)
-    return Found(solution, expert.seconds, min(found.bound, expert.seconds))
+    return Found(solution, expert.seconds, min(found.bound, expert.seconds), found.free_seconds)

@@ -75,5 +75,6 @@ def timed_search(task: Task) -> Found | None:
         # What the search has proven went with it; without the limit a bound is quick, and holds with it, too.
         free = solve(task.problem, task.gap, max(1.0, _FOR_A_BOUND * task.time_limit))
         bound = min(seconds, free.bound if free is not None else 0.0)
+        cheapest = None if free is None else free.objective
         task.notes.append("time_limit was up while fitting into memory: the plan is the best one seen until then")
-        return Found(Solution(choice, seconds, bound, len(choice), 0), seconds, bound)
+        return Found(Solution(choice, seconds, bound, len(choice), 0), seconds, bound, cheapest)
