@@ -15,6 +15,7 @@ from .levels import Link as Link
 from .presets import CPU as CPU
 from .presets import PRESETS, preset_of
 from .toml import load as load
+from .toml import parse as parse
 from .toml import to_toml as to_toml
 
 

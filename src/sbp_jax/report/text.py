@@ -1,123 +1,168 @@
-"""A plan as text: what is split how, where data moves and why, what it costs, what was proven."""
+"""A plan as text: by layer what is split how and what it costs, where data moves and why, memory, what was proven."""
 
 import io
-import math
-import re
 from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..plan import Boxing, Leaf, PlanData
+from ..plan import Leaf, PlanData
+from .facts import Facts
+from .layers import Row, rows
+from .summary import argument_groups, at_peak, changes, grouped, peak_text, proof, simulated
+from .units import brief, brief_bytes, percent, shape_text
+from .units import human_bytes as human_bytes
+from .units import human_seconds as human_seconds
+from .units import pattern as pattern
 
-_WIDTH = 160
-_MOST_ROWS = 16
-
-
-def human_bytes(n: float) -> str:
-    """``1.5 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(n) < 1024 or unit == "TiB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.4g} {unit}"
-        n /= 1024
-    return ""
-
-
-def human_seconds(s: float) -> str:
-    """``1.5 ms``."""
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if s >= factor:
-            return f"{s / factor:.3g} {unit}"
-    return f"{s * 1e9:.3g} ns" if s else "0 s"
+WIDTH = 160
+_MOST_LAYERS = 20
+_MOST_BOXINGS = 10
+_MOST_ARGUMENTS = 10
+_IN_A_CELL = 6
 
 
-def render(plan: PlanData, width: int = _WIDTH) -> str:
+def render(plan: PlanData, facts: Facts | None = None, width: int = WIDTH) -> str:
     """The whole report as plain text."""
     buffer = io.StringIO()
     console = Console(
-        file=buffer, width=width, no_color=True, highlight=False, force_jupyter=False, force_terminal=False
+        file=buffer, width=width, no_color=True, highlight=False, markup=False, force_jupyter=False, force_terminal=False
     )
-    gap = plan.optimality_gap
-    proof = "proven optimal" if gap == 0 else f"at most {gap:.2%} from the best possible (proven)"
-    console.print(f"Plan of {plan.function} on {plan.placement} (costs: {plan.cluster}), {proof}")
+    console.print(f"Plan of {plan.function} on {plan.placement} (costs: {plan.cluster}), {proof(plan)}")
     console.print(
         f"  step {human_seconds(plan.step_seconds)} predicted: compute {human_seconds(plan.compute_seconds)}, "
         f"boxing {human_seconds(plan.boxing_seconds)}; {human_bytes(plan.bytes_on_wire)} sent and "
         f"{human_bytes(plan.memory_per_device)} held by each device"
     )
+    if facts is not None:
+        console.print(f"  step {simulated(facts)}")
     s = plan.statistics
     if s:
         console.print(
             f"  planned in {plan.planning_seconds:.2g} s: {s['nodes']:.0f} values and ops folded into {s['cells']:.0f} "
             f"decisions, {s['classes']:.0f} different, {s['variables']:.0f} variables"
         )
+    console.print()
+    layers = rows(plan, facts.exposed if facts else None)
+    if layers:
+        console.print(_layers(layers, facts is not None))
     console.print(_arguments(plan.inputs))
-    console.print(_moves(plan.boxing_list))
+    console.print(_moves(plan))
+    if plan.insight.at_peak:
+        console.print(_memory(plan))
+    found = changes(plan, facts)
+    if found:
+        console.print(_changes(found))
     for primitive, where in plan.unruled:
-        console.print(f"  no rule for {primitive}: whole on every device [{where or 'unknown line'}]", markup=False)
+        console.print(f"  no rule for {primitive}: whole on every device [{where or 'unknown line'}]")
     for note in plan.notes:
-        console.print(f"  note: {note}", markup=False)
+        console.print(f"  note: {note}")
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
-def _table(title: str, *columns: tuple[str, str]) -> Table:
-    table = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False)
+def table(title: str, *columns: tuple[str, str]) -> Table:
+    """A table without frames; columns are (name, "left" or "right")."""
+    made = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False, padding=(0, 1))
     for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=True)  # pyright: ignore[reportArgumentType]
-    return table
+        made.add_column(name, justify=justify, no_wrap=True)  # pyright: ignore[reportArgumentType]
+    return made
 
 
-def pattern(path: str) -> str:
-    """A path with its numbers starred, so that layers fold: ``0/layers/3/w`` -> ``0/layers/*/w``.
+def _stacked(lines: list[str]) -> str:
+    if len(lines) > _IN_A_CELL:
+        lines = [*lines[: _IN_A_CELL - 1], f"... {len(lines) - _IN_A_CELL + 1} more"]
+    return "\n".join(lines)
 
-    The first part says which argument, and stays.
-    """
-    first, slash, rest = path.partition("/")
-    return first + slash + re.sub(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[A-Za-z_])\d+(?=/|$)", "*", rest)
+
+def _weight(row: Row) -> float:
+    return row.compute_seconds + row.boxing_seconds + 1e-15 * row.peak_bytes
+
+
+def _layers(layers: list[Row], has_facts: bool) -> Table:
+    waits = [("waits", "right")] if has_facts else []
+    made = table(
+        "By layer, a step on each device", ("layer", "left"), ("parameters of one", "left"), ("makes", "left"),
+        ("compute", "right"), ("boxing", "right"), *waits, ("sent", "right"), ("kept", "right"), ("at peak", "right"),
+    )  # fmt: skip
+    shown = sorted(layers, key=_weight, reverse=True)[:_MOST_LAYERS]
+    chosen = {id(r) for r in shown}
+    for r in layers:
+        if id(r) not in chosen:
+            continue
+        ordered = sorted(r.parameters, key=lambda leaf: -len(leaf.shape))
+        made.add_row(
+            r.title,
+            _stacked([f"{leaf_name(x)} {shape_text(x.shape)} {brief(x.signature)}" for x in ordered]),
+            _stacked([f"{shape_text(a.shape)} {brief(a.signature)}" for a in r.activations]),
+            human_seconds(r.compute_seconds), human_seconds(r.boxing_seconds),
+            *([human_seconds(r.exposed_seconds)] if has_facts else []), brief_bytes(r.boxing_bytes),
+            brief_bytes(r.kept_bytes), brief_bytes(r.peak_bytes),
+        )  # fmt: skip
+    rest = [r for r in layers if id(r) not in chosen]
+    if rest:
+        made.add_row(
+            f"... {len(rest)} smaller ones", "", "", human_seconds(sum(r.compute_seconds for r in rest)),
+            human_seconds(sum(r.boxing_seconds for r in rest)),
+            *([human_seconds(sum(r.exposed_seconds for r in rest))] if has_facts else []),
+            brief_bytes(sum(r.boxing_bytes for r in rest)), brief_bytes(sum(r.kept_bytes for r in rest)),
+            brief_bytes(sum(r.peak_bytes for r in rest)),
+        )  # fmt: skip
+    return made
+
+
+def leaf_name(leaf: Leaf) -> str:
+    """The last part of an argument's path that names it."""
+    parts = leaf.path.split("/")
+    return parts[-2] if len(parts) > 1 and parts[-1] in ("value", "raw_value") else parts[-1]
 
 
 def _arguments(leaves: Iterable[Leaf]) -> Table:
-    groups: dict[tuple[str, str, tuple[int, ...], str], int] = {}
-    for leaf in leaves:
-        key = (pattern(leaf.path), leaf.dtype, leaf.shape, str(leaf.signature))
-        groups[key] = groups.get(key, 0) + 1
-    table = _table("Arguments", ("name", "left"), ("shape", "left"), ("signature", "left"), ("how many", "right"))
-    ordered = sorted(groups.items(), key=lambda kv: -math.prod(kv[0][2]) * kv[1])
-    for (name, dtype, shape, signature), count in ordered[:_MOST_ROWS]:
-        table.add_row(name, f"{dtype}{list(shape)}", signature, str(count))
-    if len(ordered) > _MOST_ROWS:
-        table.add_row(f"... {len(ordered) - _MOST_ROWS} smaller groups", "", "", "")
-    return table
+    made = table("Arguments", ("name", "left"), ("shape", "left"), ("signature", "left"), ("how many", "right"))
+    groups = argument_groups(leaves)
+    for name, leaf, count in groups[:_MOST_ARGUMENTS]:
+        made.add_row(name, shape_text(leaf.shape, leaf.dtype), str(leaf.signature), str(count))
+    if len(groups) > _MOST_ARGUMENTS:
+        made.add_row(f"... {len(groups) - _MOST_ARGUMENTS} smaller groups", "", "", "")
+    return made
 
 
-def _moves(boxings: Iterable[Boxing]) -> Table:
-    groups: dict[tuple[str, str, str, str, tuple[int, ...]], list[float]] = {}
-    for b in boxings:
-        if b.collective == "none":
-            continue
-        where = (b.user or b.source).split(" (")[0]
-        key = (f"({b.src}) -> ({b.dst})", b.collective, ",".join(b.axes), where, b.shape)
-        total = groups.setdefault(key, [0.0, 0.0, 0.0])
-        total[0] += b.times
-        total[1] += b.bytes * b.times
-        total[2] += b.seconds * b.times
-    table = _table(
-        "Where data moves", ("boxing", "left"), ("collective", "left"), ("axes", "left"), ("value", "left"),
-        ("times a step", "right"), ("bytes", "right"), ("time", "right"), ("line", "left"),
+def _moves(plan: PlanData) -> Table:
+    made = table(
+        "Where data moves, the dearest first", ("boxing", "left"), ("collective", "left"), ("over", "left"),
+        ("value", "left"), ("in", "left"), ("times", "right"), ("sent", "right"), ("time", "right"), ("line", "left"),
     )  # fmt: skip
-    ordered = sorted(groups.items(), key=lambda kv: -kv[1][2])
-    for (change, collective, axes, where, shape), (times, sent, seconds) in ordered[:_MOST_ROWS]:
-        table.add_row(
-            change, collective, axes, str(list(shape)).replace(" ", ""), f"{times:.0f}", human_bytes(sent),
-            human_seconds(seconds), where,
+    groups = grouped(plan)
+    for g in groups[:_MOST_BOXINGS]:
+        b = g.first
+        made.add_row(
+            g.change, b.collective, ",".join(b.axes), shape_text(b.shape, b.dtype), g.layer, f"{g.times:.0f}",
+            brief_bytes(g.bytes), human_seconds(g.seconds), g.lines,
         )  # fmt: skip
-    if len(ordered) > _MOST_ROWS:
-        rest = ordered[_MOST_ROWS:]
-        table.add_row(
-            f"... {len(rest)} smaller groups", "", "", "", f"{sum(t[0] for _, t in rest):.0f}",
-            human_bytes(sum(t[1] for _, t in rest)), human_seconds(sum(t[2] for _, t in rest)), "",
+    rest = groups[_MOST_BOXINGS:]
+    if rest:
+        made.add_row(
+            f"... {len(rest)} smaller groups", "", "", "", "", f"{sum(g.times for g in rest):.0f}",
+            brief_bytes(sum(g.bytes for g in rest)), human_seconds(sum(g.seconds for g in rest)), "",
         )  # fmt: skip
-    if not ordered:
-        table.add_row("nothing moves between devices", "", "", "", "", "", "", "")
-    return table
+    if not groups:
+        made.add_row("nothing moves between devices", *[""] * 8)
+    return made
+
+
+def _memory(plan: PlanData) -> Table:
+    made = table(
+        f"Memory of a device: {peak_text(plan)}", ("held at the peak", "left"), ("bytes", "right"), ("", "right"),
+        ("most of it by", "left"),
+    )  # fmt: skip
+    for kind in at_peak(plan):
+        layers = ", ".join(f"{name} {brief_bytes(held)}" for name, held in kind.layers[:3])
+        made.add_row(kind.kind, brief_bytes(kind.bytes), percent(kind.bytes, plan.memory_per_device), layers)
+    return made
+
+
+def _changes(found: list[tuple[str, str]]) -> Table:
+    made = table("What would change with other hardware", ("with", "left"), ("the step takes", "left"))
+    for what, comes in found:
+        made.add_row(what, comes)
+    return made

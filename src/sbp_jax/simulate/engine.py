@@ -25,7 +25,7 @@ from .result import COMPUTE, Event, Simulation
 from .transfers import Transfer, transfers
 
 # Iterations of a loop that are drawn one by one.
-_DRAWN = 2
+DRAWN = 2
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Span:
         for track, seconds in body.busy.items():
             self.busy[track] = self.busy.get(track, 0.0) + trips * seconds
         self.flops += trips * body.flops
-        drawn = min(trips, _DRAWN)
+        drawn = min(trips, DRAWN)
         for k in range(int(drawn)):
             offset = at + k * body.seconds
             self.events += (replace(e, start_seconds=e.start_seconds + offset) for e in body.events)
@@ -151,20 +151,20 @@ class _Pass:
             if at in loops:
                 self._loop(*loops[at])
             for cost in runs.get(at, ()):
-                self._compute(cost)
+                self._compute(cost, at)
             for k in made.get(at, ()):
                 self._issue(k)
         self.span.seconds = max([self.clock, *self.done.values()])
         return self.span
 
-    def _compute(self, cost: int) -> None:
+    def _compute(self, cost: int, node: int) -> None:
         c = self.runner.timeline.costs[cost]
         name, _, where = c.label.partition(" ")
         # Meanwhile a collective takes units and memory bandwidth: compute is that much slower as long as both run.
         slowdown = self.runner.slowdown
         beside = min(c.seconds * (1 + slowdown), max(0.0, max(self.free.values(), default=0.0) - self.clock))
         seconds = c.seconds + beside * slowdown / (1 + slowdown)
-        self.span.add(Event(name, COMPUTE, self.clock, seconds, where, flops=c.flops))
+        self.span.add(Event(name, COMPUTE, self.clock, seconds, where, flops=c.flops, node=node))
         self.span.flops += c.flops
         self.clock += seconds
 

@@ -13,7 +13,8 @@ COMPUTE = "compute"
 class Event:
     """Something that runs on a track ("compute", or a level of links) from ``start_seconds`` for ``seconds``.
 
-    ``count`` > 1: iterations of a loop drawn as one; the track need not be busy all the while.
+    ``count`` > 1: iterations of a loop drawn as one; the track need not be busy all the while. ``node``: the program's
+    node that is computed, -1 for what is none.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Event:
     bytes: float = 0.0
     flops: float = 0.0
     count: float = 1.0
+    node: int = -1
 
 
 @dataclass(frozen=True, slots=True)

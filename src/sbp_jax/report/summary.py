@@ -1,0 +1,146 @@
+"""What text and HTML both say of a plan: its proof, its boxings grouped, its memory, what would change it."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..plan import Boxing, Leaf, PlanData
+from .facts import Facts
+from .units import brief, human_bytes, human_seconds, pattern, percent, short_line, star
+
+
+def proof(plan: PlanData) -> str:
+    """How good the plan is known to be."""
+    gap = plan.optimality_gap
+    return "proven optimal" if gap == 0 else f"at most {gap:.2%} from the best possible (proven)"
+
+
+def simulated(facts: Facts) -> str:
+    """The simulated step in a sentence."""
+    busy = ", ".join(f"{level} links busy {human_seconds(s)}" for level, s in sorted(facts.busy.items()))
+    waiting = f"{human_seconds(facts.exposed_seconds)} ({percent(facts.exposed_seconds, facts.step_seconds)})"
+    return f"{human_seconds(facts.step_seconds)} simulated with overlap: {waiting} wait for data" + (
+        f"; {busy}" if busy else ""
+    )
+
+
+@dataclass(slots=True)
+class Group:
+    """Boxings alike in all that is shown. Bytes and seconds are those of a step, all of them."""
+
+    first: Boxing
+    layer: str
+    times: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def change(self) -> str:
+        """``S(0),P -> S(0),B``."""
+        return f"{brief(self.first.src)} -> {brief(self.first.dst)}"
+
+    @property
+    def value(self) -> str:
+        """The value's name, its numbers starred."""
+        return pattern(self.first.value)
+
+    @property
+    def lines(self) -> str:
+        """The user's line that makes the value, and the one that needs it otherwise."""
+        return lines_of(self.first)
+
+
+def lines_of(b: Boxing) -> str:
+    """``gpt.py:148 -> :150``: where a value is made, and where it is needed in another signature."""
+    made, used = short_line(b.source), short_line(b.user)
+    if made == used or not (made and used):
+        return made or used
+    file, _, number = used.partition(":")
+    return f"{made} -> {f':{number}' if made.startswith(f'{file}:') else used}"
+
+
+def grouped(plan: PlanData, boxings: Iterable[Boxing] | None = None) -> list[Group]:
+    """The boxings that send something, like ones together, the dearest first."""
+    insight = plan.insight
+    layers = {}
+    if insight.crossings:
+        layers = {
+            b.id: insight.spots[c.made_in].layer for b, c in zip(plan.boxing_list, insight.crossings, strict=True)
+        }
+    groups: dict[object, Group] = {}
+    for b in plan.boxing_list if boxings is None else boxings:
+        if b.collective == "none":
+            continue
+        layer = star(layers.get(b.id, ""))
+        key = (b.src, b.dst, b.collective, b.axes, b.source, b.user, b.shape, pattern(b.value), layer)
+        group = groups.setdefault(key, Group(b, layer))
+        group.times += b.times
+        group.bytes += b.bytes * b.times
+        group.seconds += b.seconds * b.times
+    return sorted(groups.values(), key=lambda g: -g.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class ByKind:
+    """What a device holds of one kind at the peak, and of which layers most."""
+
+    kind: str
+    bytes: float
+    layers: Sequence[tuple[str, float]]
+
+
+def at_peak(plan: PlanData) -> list[ByKind]:
+    """The peak by kind, the most first; layers of one look together."""
+    found: dict[str, dict[str, float]] = {}
+    for held in plan.insight.at_peak:
+        layers = found.setdefault(held.kind, {})
+        layers[star(held.layer)] = layers.get(star(held.layer), 0.0) + held.bytes
+    kinds = [ByKind(k, sum(x.values()), sorted(x.items(), key=lambda kv: -kv[1])) for k, x in found.items()]
+    return sorted(kinds, key=lambda k: -k.bytes)
+
+
+def peak_text(plan: PlanData) -> str:
+    """How much, of how much, when."""
+    limit = plan.statistics.get("memory_limit_bytes")
+    text = f"{human_bytes(plan.memory_per_device)} at the peak"
+    if limit:
+        text += f", {percent(plan.memory_per_device, limit)} of the {human_bytes(limit)} that it may hold"
+    insight = plan.insight
+    if 0 <= insight.peak_node < len(insight.node_spots):
+        spot = insight.spots[insight.node_spots[insight.peak_node]]
+        text += f"; reached in {spot.layer}, {spot.phase}"
+    return text
+
+
+def changes(plan: PlanData, facts: Facts | None) -> list[tuple[str, str]]:
+    """What more memory or faster links would bring: (what, what comes of it)."""
+    found: list[tuple[str, str]] = []
+    free, limit = plan.statistics.get("free_seconds"), plan.statistics.get("memory_limit_bytes")
+    is_seconds = plan.step_seconds and abs(plan.objective - plan.step_seconds) < 0.01 * plan.step_seconds
+    if free is not None and limit and is_seconds:
+        saved = plan.objective - free
+        if saved > 1e-3 * plan.objective:
+            instead = _instead(free, plan.objective, "predicted")
+            found.append(("memory without limit", f"{instead}, with the cheapest plan there is"))
+        else:
+            found.append(("memory without limit", "nothing: the plan is as cheap as the cheapest without a limit"))
+    for what, seconds in facts.faster if facts else ():
+        now = facts.step_seconds if facts else 0.0
+        found.append((what, f"{_instead(seconds, now, 'simulated')}, with this same plan"))
+    return found
+
+
+def _instead(seconds: float, now: float, how: str) -> str:
+    change = f" ({(seconds - now) / now:+.1%})" if now else ""
+    return f"{human_seconds(seconds)} instead of {human_seconds(now)} {how}{change}"
+
+
+def argument_groups(leaves: Iterable[Leaf]) -> list[tuple[str, Leaf, int]]:
+    """Arguments of one look together: (name with stars, the first, how many), the largest first."""
+    groups: dict[tuple[str, str, tuple[int, ...], str], tuple[Leaf, int]] = {}
+    for leaf in leaves:
+        key = (pattern(leaf.path), leaf.dtype, leaf.shape, str(leaf.signature))
+        first, count = groups.get(key, (leaf, 0))
+        groups[key] = (first, count + 1)
+    ordered = sorted(groups.items(), key=lambda kv: -math.prod(kv[0][2]) * kv[1][1])
+    return [(key[0], leaf, count) for key, (leaf, count) in ordered]

@@ -1,0 +1,87 @@
+"""Numbers as people read them, names that fold."""
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from ..placement import Placement
+from ..signature import Signature, Split
+
+
+def human_bytes(n: float, digits: int = 4) -> str:
+    """``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(n) < 1000 or unit == "TiB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.{digits}g} {unit}"
+        n /= 1024
+    return ""
+
+
+def brief_bytes(n: float) -> str:
+    """``62.1 GiB``: three digits, for tables."""
+    return human_bytes(n, 3)
+
+
+def brief(signature: Signature) -> str:
+    """``S(0),B``: a signature without spaces, for tables."""
+    return str(signature).replace(" ", "")
+
+
+def human_seconds(s: float) -> str:
+    """``1.5 ms``."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(s) >= factor:
+            return f"{s / factor:.3g} {unit}"
+    return "0 s" if not s else "<1 ns" if abs(s) < 1e-9 else f"{s * 1e9:.3g} ns"
+
+
+def signed(text: str, number: float) -> str:
+    """A difference: with its sign, "±0" for none."""
+    return "±0" if not number else text if number < 0 else f"+{text}"
+
+
+def percent(part: float, whole: float) -> str:
+    """``12 %`` of a whole."""
+    return f"{part / whole:.0%}" if whole else "0%"
+
+
+def pattern(path: str) -> str:
+    """A path with its numbers starred, so that layers fold: ``0/layers/3/w`` -> ``0/layers/*/w``.
+
+    The first part says which argument, and stays.
+    """
+    first, slash, rest = path.partition("/")
+    return first + slash + star(rest)
+
+
+def star(name: str) -> str:
+    """A name with every number that stands alone, or ends a part, starred: ``blocks/3`` -> ``blocks/*``."""
+    return re.sub(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[A-Za-z_])\d+(?=/|$)", "*", name)
+
+
+def shape_text(shape: Sequence[int], dtype: str = "") -> str:
+    """``bfloat16[8,128]``."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+@functools.cache
+def itemsize(dtype: str) -> int:
+    """Bytes of an element; of a random key, 8."""
+    try:
+        return int(jnp.dtype(dtype).itemsize)
+    except TypeError:
+        return 8
+
+
+def local_bytes(shape: Sequence[int], dtype: str, signature: Signature, placement: Placement) -> float:
+    """What one device stores of a value."""
+    pieces = math.prod(n for n, c in zip(placement.shape, signature, strict=True) if isinstance(c, Split))
+    return math.prod(shape) * itemsize(dtype) / pieces
+
+
+def short_line(where: str) -> str:
+    """``gpt.py:127`` of ``gpt.py:127 (attention)``."""
+    return where.split(" (")[0]
