@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..cluster import Cluster
+from ..cluster import Cluster, Level
 from ..plan import Boxing, Move, PlanData
 from ..timeline import Timeline
 from .engine import DRAWN, simulate
@@ -38,15 +38,13 @@ def with_faster_links(plan: PlanData, cluster: Cluster, speed: Mapping[str, floa
 
     The plan is not made anew: with faster links another one may be better still.
     """
-    levels = tuple(
-        replace(
-            level,
-            bytes_per_second=level.bytes_per_second * speed.get(level.name, 1.0),
-            pair_bytes_per_second=level.pair_bytes_per_second
-            and level.pair_bytes_per_second * speed.get(level.name, 1.0),
+
+    def sped(level: Level) -> Level:
+        times, pair = speed.get(level.name, 1.0), level.pair_bytes_per_second
+        return replace(
+            level, bytes_per_second=times * level.bytes_per_second, pair_bytes_per_second=pair and times * pair
         )
-        for level in cluster.levels
-    )
+
     # Costs are kept by a cluster's name.
     other = replace(cluster, name=f"{cluster.name} with {dict(speed)}", levels=tuple(map(sped, cluster.levels)))
     shape, names = plan.placement.shape, plan.placement.axis_names
