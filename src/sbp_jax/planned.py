@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .cluster import Cluster, parse
 from .errors import PlanError
 from .lower.verify import verify_plan
 from .plan import PlanData
+from .report import html
 from .report.facts import Facts
 from .report.text import render
 from .signature import Signature
@@ -33,6 +35,13 @@ class Plan(PlanData):
         return render(self, self.facts())
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html.fragment(self, self.facts())
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the report as one HTML file that needs nothing else. ``PlanError`` if it cannot be written."""
+        html.write(self, path, self.facts())
 
     def simulate(self, cluster: Cluster | str | None = None) -> Simulation:
         """One step, simulated: ``sbp.simulate(plan)``."""

@@ -109,7 +109,14 @@ def rows(plan: PlanData, exposed: Mapping[int, float] | None = None) -> list[Row
     _account(plan, of, exposed or {})
     for row in found.values():
         row.activations = _activations(plan, row)
-    return [r for r in found.values() if r.parameters or r.compute_seconds or r.boxing_seconds or r.peak_bytes]
+    return [
+        r for r in found.values() if r.parameters or r.boxings or r.compute_seconds or r.boxing_seconds or r.peak_bytes
+    ]
+
+
+def shown_names(plan: PlanData) -> dict[str, str]:
+    """Each layer's name as reports show it: with stars where several of one look are one row."""
+    return {layer: row.name for row in rows(plan) for layer in row.layers}
 
 
 def _account(plan: PlanData, of: Mapping[str, Row], exposed: Mapping[int, float]) -> None:

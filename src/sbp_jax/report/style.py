@@ -48,11 +48,11 @@ color:#fff}}
 .sbp details{{margin:6px 0}}
 .sbp summary{{cursor:pointer;color:var(--dim)}}
 .sbp summary:hover,.sbp summary:focus{{color:var(--ink)}}
-.sbp svg{{max-width:100%;height:auto;display:block}}
+.sbp svg.full{{width:100%}}.sbp svg{{max-width:100%;height:auto;display:block}}
 .sbp svg text{{fill:var(--ink);font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}}
 .sbp svg text.dim{{fill:var(--dim)}}.sbp svg text.part{{fill:var(--ink);font-weight:700}}
 .sbp svg text.mono{{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}}
-.sbp svg text.limit{{fill:var(--limit)}}.sbp svg text.b{{fill:var(--bink)}}.sbp svg text.on{{fill:#fff}}
+.sbp svg text.limitword{{fill:var(--limit)}}.sbp svg text.b{{fill:var(--bink)}}.sbp svg text.on{{fill:#fff}}
 .sbp .tile{{fill:var(--card);stroke:var(--line)}}.sbp .hollow{{fill:var(--hollow)}}
 .sbp .held{{fill:color-mix(in oklab,#2a6fc9,#d9661f calc(var(--k)*100%))}}
 .sbp .partial{{fill-opacity:.45;stroke:var(--ink);stroke-dasharray:3 2}}
@@ -64,6 +64,8 @@ color:#fff}}
 .sbp .limit{{stroke:var(--limit);stroke-width:1.5;stroke-dasharray:6 4}}.sbp .mark{{fill:var(--limit)}}
 .sbp .legend{{display:flex;flex-wrap:wrap;gap:4px 16px;color:var(--dim);font-size:12px;margin:2px 0 8px}}
 .sbp .legend s{{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:5px;vertical-align:-1px}}
+.sbp .legend .b{{background:var(--bsig);border:1px solid var(--line)}}
+.sbp .swatch{{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:7px}}
 .sbp .side{{display:flex;flex-wrap:wrap;gap:18px 26px}}
 .sbp .side figure{{margin:0}}.sbp figcaption{{font-size:12px;color:var(--dim);margin:0 0 4px;
 max-width:560px}}

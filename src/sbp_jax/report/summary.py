@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ..plan import Boxing, Leaf, PlanData
 from .facts import Facts
-from .units import brief, human_bytes, human_seconds, pattern, percent, short_line, star
+from .layers import shown_names
+from .units import brief, human_bytes, human_seconds, pattern, percent, short_line
 
 
 def proof(plan: PlanData) -> str:
@@ -64,14 +65,17 @@ def grouped(plan: PlanData, boxings: Iterable[Boxing] | None = None) -> list[Gro
     insight = plan.insight
     layers = {}
     if insight.crossings:
+        names = shown_names(plan)
         layers = {
-            b.id: insight.spots[c.made_in].layer for b, c in zip(plan.boxing_list, insight.crossings, strict=True)
+            b.id: names.get(layer, layer)
+            for b, c in zip(plan.boxing_list, insight.crossings, strict=True)
+            for layer in [insight.spots[c.made_in].layer]
         }
     groups: dict[object, Group] = {}
     for b in plan.boxing_list if boxings is None else boxings:
         if b.collective == "none":
             continue
-        layer = star(layers.get(b.id, ""))
+        layer = layers.get(b.id, "")
         key = (b.src, b.dst, b.collective, b.axes, b.source, b.user, b.shape, pattern(b.value), layer)
         group = groups.setdefault(key, Group(b, layer))
         group.times += b.times
@@ -92,9 +96,11 @@ class ByKind:
 def at_peak(plan: PlanData) -> list[ByKind]:
     """The peak by kind, the most first; layers of one look together."""
     found: dict[str, dict[str, float]] = {}
+    names = shown_names(plan)
     for held in plan.insight.at_peak:
         layers = found.setdefault(held.kind, {})
-        layers[star(held.layer)] = layers.get(star(held.layer), 0.0) + held.bytes
+        name = names.get(held.layer, held.layer)
+        layers[name] = layers.get(name, 0.0) + held.bytes
     kinds = [ByKind(k, sum(x.values()), sorted(x.items(), key=lambda kv: -kv[1])) for k, x in found.items()]
     return sorted(kinds, key=lambda k: -k.bytes)
 

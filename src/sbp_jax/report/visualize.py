@@ -191,7 +191,7 @@ def _text(v: Visualization) -> str:
         console.print(f"  also cut along dim {', '.join(map(str, hidden))}: devices in one cell hold different parts")
     if any(p.term is not None for p in v.pieces):
         terms = len({p.term for p in v.pieces})
-        console.print(f"  partial: the value is the sum of {terms} terms, +0 to +{terms - 1}")
+        console.print(f"  partial: {terms} terms, +0 to +{terms - 1}, reduce to the value")
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
@@ -220,9 +220,13 @@ def picture(v: Visualization, title: str = "", cell: float = 62.0) -> str:
     """The mesh as an SVG: a tile for each device, in it the tensor's outline with the piece it holds filled in."""
     rows_of_mesh = v.mesh_shape[0] if len(v.mesh_shape) > 1 else 1
     columns_of_mesh = len(v.pieces) // max(rows_of_mesh, 1)
-    shown_rows, shown_columns = min(rows_of_mesh, _MOST_DRAWN), min(columns_of_mesh, _MOST_DRAWN)
+    shown_rows = rows_of_mesh if rows_of_mesh <= _MOST_DRAWN else _MOST_DRAWN // 2
+    shown_columns = min(columns_of_mesh, _MOST_DRAWN)
     dims = v.shown_dims
-    ranges = sorted({tuple(p.box[d] for d in dims) for p in v.pieces})
+    drawn = [
+        p for k, p in enumerate(v.pieces) if k // columns_of_mesh < shown_rows and k % columns_of_mesh < shown_columns
+    ]
+    ranges = sorted({tuple(p.box[d] for d in dims) for p in drawn})
     colour = {r: k for k, r in enumerate(ranges)}
     left, top = 58.0, 34.0
     parts: list[str] = []
@@ -260,12 +264,13 @@ def _tile(v: Visualization, p: Piece, x: float, y: float, cell: float, colour: i
         if d is None or not v.shape[d]:
             return 0.0, length
         a, b = p.box[d]
-        return length * a / v.shape[d], max(2.0, length * (b - a) / v.shape[d])
+        size = max(5.0, length * (b - a) / v.shape[d])
+        return min(length * a / v.shape[d], length - size), size
 
     x0, dx = along(dims[-1] if dims else None, w)
     y0, dy = along(dims[0] if len(dims) == 2 else None, h)
     held = ", ".join(f"{a}:{b}" for a, b in p.box) or "the scalar"
-    term = "" if p.term is None else f", term {p.term} of a sum"
+    term = "" if p.term is None else f", term {p.term} of a partial value"
     return (
         f'<g><title>device {p.device} holds [{held}]{term}</title>'
         + svg.rect(x, y, cell, cell, css="tile", radius=5)

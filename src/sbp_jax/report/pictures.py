@@ -1,0 +1,232 @@
+"""The pictures of a plan's report: cost by layer, the layers coloured by signature, memory over the step."""
+
+from collections.abc import Sequence
+
+from ..plan import PlanData
+from ..signature import Broadcast, Partial, Signature, Split
+from . import svg
+from .facts import Facts
+from .layers import Row
+from .summary import ByKind
+from .units import brief, brief_bytes, human_seconds, percent, shape_text
+
+_MOST_ROWS = 18
+_POINTS = 360
+
+
+def important(layers: Sequence[Row], most: int = _MOST_ROWS) -> list[Row]:
+    """The layers that matter, in their order."""
+    weight = {id(r): r.compute_seconds + r.boxing_seconds for r in layers}
+    chosen = {id(r) for r in sorted(layers, key=lambda r: -weight[id(r)])[:most] if weight[id(r)] > 1e-12}
+    return [r for r in layers if id(r) in chosen]
+
+
+def costs(layers: Sequence[Row], facts: Facts | None) -> str:
+    """A bar for each layer: compute by phase, then what is waited for; the outline is all of its boxing."""
+    shown = important(layers)
+    left, right, high, step = 210.0, 150.0, 26.0, 15.0
+    width = 960.0
+    most = max([r.compute_seconds + max(r.exposed_seconds, r.boxing_seconds) for r in shown], default=0.0) or 1.0
+    scale = (width - left - right) / most
+    parts: list[str] = []
+    for k, r in enumerate(shown):
+        y = 6 + k * high
+        parts.append(svg.text(left - 8, y + 12, svg.shorten(r.title, 32), size=12, anchor="end"))
+        x = left
+        for phase, css in (("forward", "compute"), ("backward", "back"), ("update", "update")):
+            w = r.compute[phase] * scale
+            if w > 0:
+                title = f"{r.title}: {phase} computes {human_seconds(r.compute[phase])}"
+                parts.append(svg.rect(x, y, max(w, 0.6), step, css=css, title=title))
+            x += w
+        if facts is not None and r.exposed_seconds:
+            title = f"{r.title}: waits {human_seconds(r.exposed_seconds)} for data"
+            parts.append(svg.rect(x, y, max(0.6, r.exposed_seconds * scale), step, css="wait", title=title))
+        if r.boxing_seconds:
+            title = f"{r.title}: boxing takes {human_seconds(r.boxing_seconds)} in all, overlapped or not"
+            parts.append(svg.rect(x, y - 1, max(1.0, r.boxing_seconds * scale), step + 2, css="hidden", title=title))
+        words = human_seconds(r.compute_seconds)
+        if r.boxing_seconds:
+            words += f" + {human_seconds(r.boxing_seconds)}"
+        end = x + max(r.exposed_seconds, r.boxing_seconds) * scale
+        parts.append(svg.text(end + 8, y + 12, words, size=11, css="dim"))
+    label = "Seconds a step by layer: " + "; ".join(
+        f"{r.title} computes {human_seconds(r.compute_seconds)}, boxing {human_seconds(r.boxing_seconds)}"
+        for r in shown
+    )
+    return svg.image(width, 10 + high * len(shown), label, "".join(parts))
+
+
+def component_css(c: object) -> str:
+    """The class that colours one component."""
+    return f"s{min(c.dim, 4)}" if isinstance(c, Split) else "p" if isinstance(c, Partial) else "b"
+
+
+def _chips(x: float, y: float, signature: Signature, title: str) -> tuple[str, float]:
+    parts: list[str] = []
+    for c in signature:
+        words = str(c)
+        w = 7.0 * len(words) + 7
+        css = component_css(c)
+        parts.append(svg.rect(x, y, w, 16, css=css, radius=3, title=title))
+        over = "b" if isinstance(c, Broadcast) else "on"
+        parts.append(svg.text(x + w / 2, y + 11.7, words, size=11, css=f"mono {over}", anchor="middle"))
+        x += w + 2
+    return "".join(parts), x
+
+
+def flow(plan: PlanData, layers: Sequence[Row]) -> str:
+    """The layers in the order they run, parameters and what is made coloured by signature, arrows where data goes."""
+    shown = [r for r in important(layers, 14) if r.parameters or r.activations]
+    left, width, y = 70.0, 960.0, 8.0
+    parts: list[str] = []
+    middles: list[tuple[float, float]] = []
+    for r in shown:
+        ordered = sorted(r.parameters, key=lambda leaf: -len(leaf.shape))[:4]
+        made = r.activations[:4]
+        lines = max(1, len(ordered), len(made))
+        height = 20.0 + 20 * lines
+        parts.append(svg.rect(left, y, width - left - 30, height, css="tile", radius=7))
+        parts.append(svg.text(left + 12, y + 21, svg.shorten(r.name, 27), size=13))
+        if r.count > 1:
+            parts.append(svg.text(left + 12, y + 38, f"{r.count} layers alike", size=11, css="dim"))
+        for k, leaf in enumerate(ordered):
+            at = y + 10 + 20 * k
+            name = leaf.path.removesuffix("/value").rpartition("/")[2]
+            title = f"{name} {shape_text(leaf.shape, leaf.dtype)} is held as ({leaf.signature})"
+            chips, end = _chips(left + 222, at, leaf.signature, title)
+            parts += [chips, svg.text(end + 6, at + 12, f"{svg.shorten(name, 14)} {shape_text(leaf.shape)}", size=11)]
+        for k, a in enumerate(made):
+            at = y + 10 + 20 * k
+            title = f"{a.op} at {a.source} makes {shape_text(a.shape, a.dtype)} as ({a.signature})"
+            chips, end = _chips(left + 548, at, a.signature, title)
+            parts += [chips, svg.text(end + 6, at + 12, svg.shorten(f"{shape_text(a.shape)} {a.op}", 40), size=11)]
+        middles.append((y, y + height))
+        y += height + 22
+    edges, edge = _edges(plan, shown), width - 30
+    for k, (top, bottom) in enumerate(middles):
+        if k + 1 < len(middles):
+            x = left + 40
+            css = "flow" if (k, k + 1) in edges else "arc"
+            parts.append(svg.line(x, bottom, x, bottom + 16, css=css))
+            parts.append(svg.path([(x - 4, bottom + 14), (x + 4, bottom + 14)], "head", [(x, bottom + 21)]))
+        if shown[k].count > 1:  # the layer after the last is the next of its kind
+            parts.append(
+                f'<path class="flow" d="M{edge},{bottom - 12:.0f}H{edge + 16}V{top + 14:.0f}H{edge + 5}"/>'
+                f'<path class="head" d="M{edge + 7},{top + 10:.0f}V{top + 18:.0f}L{edge},{top + 14:.0f}Z"/>'
+            )
+    far = sorted((b - a, a, b) for a, b in edges if b - a > 1)[:8]
+    for lane, (_, a, b) in enumerate(far):
+        x = left - 10 - 7 * lane
+        (a0, a1), (b0, b1) = middles[a], middles[b]
+        parts.append(
+            f'<path class="arc" d="M{left},{(a0 + a1) / 2 + 4:.0f}H{x}V{(b0 + b1) / 2 - 4:.0f}H{left - 4}"><title>'
+            f"{shown[a].name} to {shown[b].name}</title></path>"
+        )
+    label = "Layers in the order they run: " + "; ".join(
+        f"{r.title} holds {', '.join(brief(p.signature) for p in r.parameters[:4]) or 'no parameters'} and makes "
+        f"{', '.join(brief(a.signature) for a in r.activations[:4]) or 'nothing large'}"
+        for r in shown
+    )
+    return svg.image(width, max(20.0, y - 14), label, "".join(parts), "full")
+
+
+def _edges(plan: PlanData, shown: Sequence[Row]) -> set[tuple[int, int]]:
+    """Pairs of shown layers, the first of which makes arrays that the second reads going forward."""
+    spots, decisions = plan.insight.spots, plan.insight.decisions
+    row = {layer: k for k, r in enumerate(shown) for layer in r.layers}
+
+    def rows_of(k: int) -> set[int]:
+        return {row[s.layer] for s in (spots[i] for i, _ in decisions[k].spots)
+                if s.phase == "forward" and s.layer in row}  # fmt: skip
+
+    return {
+        (a, b)
+        for k, d in enumerate(decisions)
+        for maker in d.made_by
+        if not decisions[maker].name and decisions[maker].shape
+        for a in rows_of(maker)
+        for b in rows_of(k)
+        if a < b
+    }
+
+
+def memory(plan: PlanData, facts: Facts | None, kinds: Sequence[ByKind]) -> str:
+    """Bytes held over the step, the limit, the peak and what holds most there."""
+    limit = plan.statistics.get("memory_limit_bytes")
+    points = list(facts.memory) if facts and facts.memory else [(float(n), b) for n, b in plan.timeline.memory]
+    if not points:
+        return ""
+    end = max(facts.step_seconds if facts else 0.0, points[-1][0]) or 1.0
+    width, height, left, bottom, top = 960.0, 270.0, 74.0, 30.0, 46.0
+    peak = max(b for _, b in points)
+    most = 1.08 * (max(peak, limit) if limit and limit < 3 * peak else peak) or 1.0
+
+    def x(t: float) -> float:
+        return left + (width - left - 16) * t / end
+
+    def y(b: float) -> float:
+        return height - bottom - (height - bottom - top) * b / most
+
+    line: list[tuple[float, float]] = []
+    held = 0.0
+    for t, b in _thinned(points, end):
+        line += [(x(t), y(held)), (x(t), y(b))] if line else [(x(0.0), y(b))]
+        held = b
+    line.append((x(end), y(held)))
+    parts = [svg.line(left, y(0), width - 16, y(0), css="axis")]
+    for k in range(5):
+        b = most * k / 4.4
+        parts.append(svg.line(left, y(b), width - 16, y(b), css="axis"))
+        parts.append(svg.text(left - 8, y(b) + 4, brief_bytes(b), size=11, css="dim", anchor="end"))
+    parts.append(svg.path(line, "area", [(x(end), y(0)), (x(0.0), y(0))]))
+    parts.append(svg.path(line, "curve"))
+    at = next(t for t, b in points if b == peak)
+    where = x(at)
+    if limit and limit <= most:
+        parts.append(svg.line(left, y(limit), width - 16, y(limit), css="limit"))
+        parts.append(
+            svg.text(width - 18, y(limit) - 6, f"limit {brief_bytes(limit)}", size=11, css="limit", anchor="end")
+        )
+    parts.append(f'<circle cx="{where:.1f}" cy="{y(peak):.1f}" r="4" class="mark"/>')
+    largest = f"; most: {kinds[0].kind} {brief_bytes(kinds[0].bytes)}" if kinds else ""
+    words = f"peak {brief_bytes(peak)}{largest}"
+    # Above the curve, where nothing is.
+    near_right = where > width * 0.6
+    parts.append(svg.line(where, 20, where, y(peak) - 5, css="axis"))
+    parts.append(
+        svg.text(where + (-6 if near_right else 6), 24, words, size=12, anchor="end" if near_right else "start")
+    )
+    ends = human_seconds(end) if facts else f"op {end:.0f}"
+    parts.append(svg.text(left, height - 10, "0", size=11, css="dim"))
+    parts.append(svg.text(width - 16, height - 10, ends, size=11, css="dim", anchor="end"))
+    parts.append(svg.text((left + width) / 2, height - 10, "time in the step", size=11, css="dim", anchor="middle"))
+    label = f"Memory of a device over the step: {words}" + (f"; the limit is {brief_bytes(limit)}" if limit else "")
+    return svg.image(width, height, label, "".join(parts), "full")
+
+
+def _thinned(points: Sequence[tuple[float, float]], end: float) -> list[tuple[float, float]]:
+    """At most some hundred points, with the largest of each stretch of time."""
+    buckets: dict[int, list[tuple[float, float]]] = {}
+    for t, b in points:
+        buckets.setdefault(int(_POINTS * t / end), []).append((t, b))
+    found: list[tuple[float, float]] = []
+    for some in buckets.values():
+        peak = max(some, key=lambda p: p[1])
+        found += [peak] if peak is some[-1] else [peak, some[-1]]
+    return found
+
+
+def stack(kinds: Sequence[ByKind], whole: float) -> str:
+    """What is held at the peak as one bar."""
+    width, x = 960.0, 0.0
+    parts: list[str] = []
+    for k, kind in enumerate(kinds):
+        w = width * kind.bytes / whole if whole else 0.0
+        title = f"{kind.kind}: {brief_bytes(kind.bytes)}, {percent(kind.bytes, whole)}"
+        parts.append(svg.rect(x, 0, max(0.0, w - 1.5), 22, css=f"k{min(k, 7)}", title=title))
+        if w > 7.5 * len(kind.kind) + 10:
+            parts.append(svg.text(x + 7, 15, kind.kind, size=12, css="on"))
+        x += w
+    label = "Held at the peak: " + ", ".join(f"{k.kind} {brief_bytes(k.bytes)}" for k in kinds)
+    return svg.image(width, 22, label, "".join(parts), "full")
