@@ -107,7 +107,9 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     print(f"\nadapters: {mib(adapters)}")
     print(brief(plan, "0/0/blocks/*/wide/kernel/*", "0/0/blocks/*/lora_*", "1/inputs"))
     all_sent = mib(whole.bytes_on_wire)
-    print(f"  a device sends {mib(plan.bytes_on_wire)} a step; to train all parameters data parallel it would {all_sent}")
+    print(
+        f"  a device sends {mib(plan.bytes_on_wire)} a step; to train all parameters data parallel it would {all_sent}"
+    )
     check(plan.verify().ok, "the compiled program moves what the plan says, no more")
     most = 2 * (1 - 1 / where.size) * adapters
     check(plan.bytes_on_wire <= most + 64, "what is sent are the adapters' gradients, summed once, and the loss")

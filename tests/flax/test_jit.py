@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import sbp_jax as sbp
 import sbp_jax.flax
-from flax import nnx
 
 X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
 

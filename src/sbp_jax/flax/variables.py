@@ -6,11 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import linen, nnx
 from flax.core import meta
 from flax.linen import spmd
 from jax.sharding import NamedSharding, PartitionSpec
-
-from flax import linen, nnx
 
 from ..placement import from_sharding
 from ..signature import Signature

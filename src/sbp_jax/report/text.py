@@ -27,8 +27,14 @@ def render(plan: PlanData, facts: Facts | None = None, width: int = WIDTH) -> st
     """The whole report as plain text."""
     buffer = io.StringIO()
     console = Console(
-        file=buffer, width=width, no_color=True, highlight=False, markup=False, force_jupyter=False, force_terminal=False
-    )
+        file=buffer,
+        width=width,
+        no_color=True,
+        highlight=False,
+        markup=False,
+        force_jupyter=False,
+        force_terminal=False,
+    )  # fmt: skip
     console.print(f"Plan of {plan.function} on {plan.placement} (costs: {plan.cluster}), {proof(plan)}")
     console.print(
         f"  step {human_seconds(plan.step_seconds)} predicted: compute {human_seconds(plan.compute_seconds)}, "
