@@ -282,7 +282,7 @@ def _is_there(x: Any, sharding: NamedSharding) -> bool:
 
 def _moved(x: Any, sharding: NamedSharding) -> Any:
     """``x`` in ``sharding``. ``device_put`` cannot take random keys to devices of other processes (JAX 0.10.2)."""
-    if not sharding.is_fully_addressable and jnp.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key):
+    if not sharding.is_fully_addressable and jnp.issubdtype(capture.aval(x).dtype, jax.dtypes.prng_key):
         return jax.jit(lambda key: key, out_shardings=sharding)(x)
     return jax.device_put(x, sharding)
 

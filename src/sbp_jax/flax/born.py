@@ -18,49 +18,16 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._compat import is_tracing
-from ..config import AutoParallelConfig
 from ..errors import PlacementError, PlanError
-from ..placement import Placement, placement, to_partition_spec
+from ..placement import Placement, to_partition_spec
 from ..plan import PlanData
 from ..signature import Component, Signature, Split, broadcast
 from .pins import Asked, PinDict, resolve
 from .variables import Entry, annotation, entries, is_leaf, is_object
+from .where import Where, checked, common_placement, decorated, dictionaries
 
 # A variable of fewer bytes is whole on every device, if nothing is asked for it.
 SMALL_BYTES = 2**16
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Where variables are to lie: on a placement by pins, or as in a plan."""
-
-    placement: Placement | None = None
-    pins: PinDict | None = None
-    plan: PlanData | None = None
-    config: AutoParallelConfig | None = None
-
-    def mesh_placement(self) -> Placement:
-        """The placement; every visible device on one axis where none is given."""
-        if self.plan is not None:
-            return self.plan.placement
-        return placement.all(jax.default_backend()) if self.placement is None else self.placement
-
-
-def checked(where: Where, called: str) -> Where:
-    """``where``, or an error that says what ``called`` takes."""
-    if where.placement is not None and not isinstance(where.placement, Placement):
-        raise PlacementError(
-            f"{called} takes placement=sbp.placement(...), a mesh with names; got {where.placement!r}. Where the "
-            "planner is to choose the mesh, plan a step first (sbp.flax.jit(step, placement='auto').plan(...), with "
-            "nnx.eval_shape for the model) and pass plan="
-        )
-    if where.plan is not None and not isinstance(where.plan, PlanData):
-        raise PlanError(f"{called} takes plan=, a sbp.Plan; got {type(where.plan).__name__}")
-    if where.plan is not None and (where.placement is not None or where.pins):
-        raise PlanError(f"{called} takes plan=, or placement= and sbp=: a plan says where every variable lies")
-    if where.pins is not None and not hasattr(where.pins, "items"):
-        raise PlanError(f"{called} takes sbp={{'head/kernel': sbp.split(1)}}, got {type(where.pins).__name__}")
-    return where
 
 
 def create(
@@ -77,7 +44,8 @@ def create(
         make: makes the objects: a class, or a function. It is traced, so it must not look at values of arrays.
         args, kwargs: ``nnx.Rngs`` and other nnx objects among them are updated as ``make`` would; arrays are traced;
             everything else is passed as it is.
-        placement: the mesh; every visible device on one axis where left out.
+        placement: the mesh. Left out: that of the ``sbp.flax.parallel`` modules made, else every visible device on one
+            axis.
         sbp: signatures by variable path (``pins.py`` has the rules). What is neither named nor annotated
             (``nnx.with_partitioning``) is split along its longest dimensions that the mesh divides, if it is 64 KiB or
             more, and whole otherwise. What an optimizer keeps for a parameter follows it.
@@ -91,17 +59,17 @@ def create(
         PlacementError: an abstract placement, or one whose devices do not exist.
     """
     where = checked(Where(placement, sbp, plan), "sbp.flax.create")
-    return born(make, args, kwargs, lambda _: [] if sbp is None else [Asked(sbp)], where)
+    return born(make, args, kwargs, [Asked(sbp)] if sbp else [], where)
 
 
 def born(
     make: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    asked: Callable[[Any], list[Asked]],
+    asked: Sequence[Asked],
     where: Where,
 ) -> Any:
-    """As ``create``; ``asked`` gives the pin dictionaries for the objects made."""
+    """As ``create``. The dictionaries of decorated modules among what is made count as well, after ``asked``."""
     if is_tracing():
         return make(*args, **kwargs)
     p = where.mesh_placement()
@@ -123,15 +91,18 @@ def born(
             made = make(*args, **kwargs)
             if not any(map(is_object, jax.tree.leaves(made, is_leaf=is_object))):
                 raise PlanError(f"{_name(make)} made {type(made).__name__}, which is no nnx object with variables")
-            kept.append((asked(made), isinstance(made, nnx.Pytree)))
+            kept.append(([*dictionaries(made), *asked], decorated(made), isinstance(made, nnx.Pytree)))
             with nnx.split_context(tag) as context:
                 return context.split(objects), context.split(made)
 
         with jax.set_mesh(mesh):
             init = Init.of(whole, (state, arrays), _name(make))
         (old_graph, _), (new_graph, new) = init.shapes
-        dictionaries, is_one = kept[-1]
-        signatures = decide(new, dictionaries, where, p, is_rooted=not is_one)
+        named, theirs, is_one = kept[-1]
+        if where.placement is None and where.plan is None:
+            p = common_placement([w for _, w in theirs], _name(make)) or p
+            mesh = mesh_of(p, _name(make))
+        signatures = decide(new, named, where, p, is_rooted=not is_one)
         count = init.count - len(jax.tree.leaves(new))
         old_state = init.here(range(count))
         new_state = jax.tree.unflatten(jax.tree.structure(new), init.on(mesh, shardings_of(new, signatures, p), count))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+
 from flax import nnx
 
 from ..api import ParallelFunction, auto_parallel
@@ -17,9 +18,9 @@ from ..plan import PlanData
 from ..planned import Plan
 from .calls import Recipe, Signature
 from .changes import Structure, changes, plan_differences
-from .parallel import decorated, dictionaries
 from .pins import Asked, PinDict, resolve
 from .variables import entries, is_object, path_of
+from .where import common_placement, decorated, dictionaries
 
 
 @jax.tree_util.register_static
@@ -123,7 +124,10 @@ class ModuleFunction:
         of_arrays, arrays_tree = entries(arrays)
         self._note_changes(graph, Structure.of(objects, of_state))
         where = [w for name, x in objects.items() for _, w in decorated(x, name)]
-        placement, config = self._placement_of(where), self._config or next((w.config for w in where if w.config), None)
+        config = self._config or next((w.config for w in where if w.config), None)
+        placement = self._placement
+        if placement is None and self._plan is None:
+            placement = common_placement(where, self._signature.name)
         in_sbp = None
         if self._plan is None and not (config and config.ignore_user_sbp):
             asked = [a for name, x in objects.items() for a in dictionaries(x, name)]
@@ -138,18 +142,6 @@ class ModuleFunction:
             self._pure(graph, recipe), placement=placement, config=config, donate_argnums=0, in_sbp=in_sbp,
             plan=self._plan,
         )  # fmt: skip
-
-    def _placement_of(self, where: Sequence[Any]) -> Placement | int | str | None:
-        """The placement given; else the decorated modules', if they agree."""
-        if self._placement is not None or self._plan is not None:
-            return self._placement
-        theirs = list(dict.fromkeys(w.mesh_placement() for w in where if w.placement or w.plan))
-        if len(theirs) > 1:
-            raise PlanError(
-                f"{self._signature.name} has no placement of its own, and its modules lie on different ones: "
-                f"{', '.join(map(str, theirs))}. Say which: sbp.flax.jit(placement=...)"
-            )
-        return theirs[0] if theirs else None
 
     def _pure(self, graph: Any, recipe: Recipe) -> Callable[..., Any]:
         @functools.wraps(self._fn)

@@ -13,9 +13,10 @@ from .._compat import is_tracing
 from ..errors import PlanError
 from .born import Init, decide, mesh_of, shardings_of
 from .pins import Asked
+from .where import where_of
 
 
-def wrap_init(plain: Callable[..., Any], where_of: Callable[[type], Any]) -> Callable[..., Any]:
+def wrap_init(plain: Callable[..., Any]) -> Callable[..., Any]:
     """A class's ``init``, its variables born sharded where the class says."""
 
     @functools.wraps(plain)

@@ -9,13 +9,12 @@ from flax import linen, nnx
 from ..errors import PlanError
 from ..placement import Placement
 from ..plan import PlanData
-from .born import Where, born, checked
+from .born import born
 from .linen import wrap_init
-from .pins import Asked, PinDict
+from .pins import PinDict
+from .where import Where, checked, decorate, where_of
 
 _Class = TypeVar("_Class", bound=type)
-# Where a decorated class keeps what it was decorated with.
-_WHERE = "_sbp_where"
 
 
 class _BornSharded(type):
@@ -28,7 +27,7 @@ class _BornSharded(type):
             return make(*args, **kwargs)
 
         named.__name__ = cls.__name__
-        return born(named, args, kwargs, dictionaries, where_of(cls))
+        return born(named, args, kwargs, [], where_of(cls))
 
 
 @functools.cache
@@ -69,34 +68,12 @@ def parallel(
     if cls is None:
         return functools.partial(parallel, placement=placement, sbp=sbp, config=config, plan=plan)
     _check_class(cls)
-    setattr(cls, _WHERE, where)
+    decorate(cls, where)
     if issubclass(cls, linen.Module):
-        cls.init = wrap_init(cls.init, where_of)
+        cls.init = wrap_init(cls.init)
     elif not issubclass(type(cls), _BornSharded):
         cls.__class__ = _metaclass(type(cls))
     return cls
-
-
-def where_of(cls: type) -> Any:
-    """What a class, or the nearest of its bases, was decorated with; None for a plain class."""
-    return getattr(cls, _WHERE, None)
-
-
-def decorated(made: Any, start: str = "") -> list[tuple[str, Where]]:
-    """Path and decoration of every decorated module in an nnx object, those that contain others last."""
-    if not isinstance(made, nnx.Pytree | nnx.Variable | tuple | list | dict):
-        return []
-    found = []
-    for path, node in nnx.iter_graph(made):
-        where = where_of(type(node)) if isinstance(node, nnx.Module) else None
-        if where is not None:
-            found.append(("/".join(map(str, (*([start] if start else []), *path))), where))
-    return sorted(found, key=lambda pair: -pair[0].count("/") if pair[0] else 1)
-
-
-def dictionaries(made: Any, start: str = "") -> list[Asked]:
-    """The pin dictionaries of the decorated modules in an nnx object; outer modules' are last, for the last counts."""
-    return [Asked(w.pins, path, "sbp") for path, w in decorated(made, start) if w.pins]
 
 
 def _check_class(cls: Any) -> None:
