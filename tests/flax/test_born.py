@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import sbp_jax as sbp
 import sbp_jax.flax
-from flax import nnx
 from sbp_jax.flax import born
 
 P = sbp.placement("cpu", np.arange(8).reshape(2, 4), axis_names=("dp", "tp"))

@@ -226,12 +226,14 @@ def test_objects_that_share_variables_or_memory() -> None:
 class Modes(Tiny):
     def __init__(self, rngs: nnx.Rngs):
         super().__init__(rngs)
+        self.count, self.table = nnx.Variable(0), nnx.Variable(np.ones(4))  # become arrays of JAX's own types
         self.dropout = nnx.Dropout(0.0, rngs=rngs)
 
 
 def test_changed_objects_are_planned_anew_and_the_warning_says_what_changed() -> None:
     step = sbp.flax.jit(forward, placement=place(2))
     model: Any = Modes(nnx.Rngs(0))
+    step(model, X)
     step(model, X)
     model.eval()
     with pytest.warns(UserWarning, match=r"forward is planned anew.*model/dropout/deterministic was False, is True"):
@@ -241,6 +243,10 @@ def test_changed_objects_are_planned_anew_and_the_warning_says_what_changed() ->
     model.b = nnx.Linear(8, 4, rngs=nnx.Rngs(1))
     with pytest.warns(UserWarning, match=r"model/b/bias was float32\[16\], is float32\[4\]"):
         step.plan(model, X)
+    model.a.bias = nnx.Param(jnp.ones(1))
+    with pytest.warns(UserWarning, match=r"model/a/bias was float32\[8\], is float32\[1\]") as told:
+        step.plan(model, X)
+    assert told[0].filename == __file__
     model.extra = nnx.Param(jnp.ones(3))
     with pytest.warns(UserWarning, match=r"model/extra is new \(float32\[3\]\)"):
         step.plan(model, X)
@@ -316,6 +322,11 @@ def test_a_variable_annotated_with_an_axis_that_is_not_there() -> None:
         model = nnx.Linear(16, 32, kernel_init=by_row, rngs=nnx.Rngs(0))
     with pytest.raises(sbp.SignatureError, match=r"kernel.*names axes \['model'\]; the mesh has \('dp', 'tp'\)"):
         sbp.flax.jit(forward, placement=place(2, 4)).plan(model, X)
+
+
+def test_inside_another_trace_it_is_the_function_itself() -> None:
+    step, model = sbp.flax.jit(forward, placement=place(2)), Tiny(nnx.Rngs(0))
+    np.testing.assert_allclose(nnx.jit(lambda m, x: step(m, x) * 2)(model, X), 2 * forward(model, X), rtol=1e-4)
 
 
 def test_bad_calls() -> None:

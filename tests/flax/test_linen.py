@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from flax.training.train_state import TrainState
 
 import sbp_jax as sbp
 import sbp_jax.flax
-from flax import linen as nn
 
 P = sbp.placement("cpu", np.arange(4).reshape(2, 2), axis_names=("dp", "tp"))
 X = np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32)

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
+from flax import nnx
 from flax.training.train_state import TrainState
 
 import sbp_jax as sbp
 import sbp_jax.flax
-from flax import linen as nn
-from flax import nnx
 
 ONE = sbp.placement("cpu", np.arange(4), axis_names=("tp",))
 TWO = sbp.placement("cpu", np.arange(8).reshape(2, 4), axis_names=("dp", "tp"))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-
+import numpy as np
 from flax import nnx
 
+from .._compat import is_tracing
 from ..api import ParallelFunction, auto_parallel
 from ..config import AutoParallelConfig
 from ..errors import PlanError
@@ -19,7 +20,7 @@ from ..planned import Plan
 from .calls import Recipe, Signature
 from .changes import Structure, changes, plan_differences
 from .pins import Asked, PinDict, resolve
-from .variables import entries, is_object, path_of
+from .variables import dtype_of, entries, is_object, path_of
 from .where import common_placement, decorated, dictionaries
 
 
@@ -73,6 +74,8 @@ class ModuleFunction:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():  # the outer trace decides where things lie
+            return self._fn(*args, **kwargs)
         with nnx.update_context(self):
             call = self._prepare(args, kwargs)
             state, result, graph = self._try(call, call.function, *_distinct(call.state, call.arrays))
@@ -112,17 +115,19 @@ class ModuleFunction:
         recipe, objects, arrays = self._signature.take_apart(args, kwargs)
         with nnx.split_context(self) as context:
             graph, state = context.split(objects)
-        function = self._functions.get((graph, recipe))
+        # A shape may change without the graph: ``model.head.kernel = nnx.Param(...)``.
+        structure = graph, tuple((np.shape(x), dtype_of(x)) for x in jax.tree.leaves(state))
+        function = self._functions.get((structure, recipe))
         if function is None:
+            self._note_changes(structure, Structure.of(objects, entries(state)[0]))
             function = self._make(graph, recipe, objects, state, arrays)
-            self._functions[graph, recipe] = function
+            self._functions[structure, recipe] = function
         return _Prepared(function, state, arrays)
 
     def _make(self, graph: Any, recipe: Recipe, objects: Any, state: Any, arrays: Any) -> ParallelFunction:
         """The planned pure function for objects of this structure."""
         of_state, state_tree = entries(state)
         of_arrays, arrays_tree = entries(arrays)
-        self._note_changes(graph, Structure.of(objects, of_state))
         where = [w for name, x in objects.items() for _, w in decorated(x, name)]
         config = self._config or next((w.config for w in where if w.config), None)
         placement = self._placement
@@ -155,15 +160,15 @@ class ModuleFunction:
 
         return step
 
-    def _note_changes(self, graph: Any, structure: Structure) -> None:
+    def _note_changes(self, key: Any, structure: Structure) -> None:
         """Warn where the objects are not as they were when the function was planned."""
-        if self._structure is not None and self._structure[0] != graph and self._plan is None:
+        if self._structure is not None and self._structure[0] != key and self._plan is None:
             warnings.warn(
                 f"{self._signature.name} is planned anew: its objects are not as they were when it was planned: "
                 f"{changes(self._structure[1], structure)}. A plan is kept for each structure",
-                stacklevel=5,
+                stacklevel=4,
             )
-        self._structure = graph, structure
+        self._structure = key, structure
 
     def _try(self, call: _Prepared, run: Callable[..., Any], *args: Any) -> Any:
         """Run; where the plan given is for other variables, say for which."""
@@ -247,7 +252,7 @@ def jit(
     (``nnx.with_partitioning``, names of mesh axes). ``ignore_user_sbp`` lets all of them free. The objects' state is
     donated: it stays on the devices, in the plan's signatures, from call to call, and arrays of theirs that were read
     before a call cannot be used after it. Objects whose structure has changed (``model.eval()``, another layer) are
-    planned anew, with a ``UserWarning`` that says what changed.
+    planned anew, with a ``UserWarning`` that says what changed. Inside another trace it is ``fn`` itself.
 
     Raises what ``sbp.auto_parallel`` raises, and ``PlanError``: a pin that matches nothing; an argument that is neither
     an nnx object nor an array; a plan for other variables, which it names.

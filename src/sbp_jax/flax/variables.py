@@ -11,6 +11,7 @@ from flax.core import meta
 from flax.linen import spmd
 from jax.sharding import NamedSharding, PartitionSpec
 
+from .. import capture
 from ..placement import from_sharding
 from ..signature import Signature
 
@@ -77,9 +78,14 @@ def entries(tree: Any) -> tuple[list[Entry], Any]:
 def _entry(path: str, leaf: Any) -> Entry:
     arrays = jax.tree.leaves(leaf)
     shape = np.shape(arrays[0]) if len(arrays) == 1 else ()
-    dtype = getattr(arrays[0], "dtype", None) if len(arrays) == 1 else None
+    dtype = dtype_of(arrays[0]) if len(arrays) == 1 else None
     is_moment = isinstance(leaf, nnx.OptState) or _OPTIMIZER in path.split("/")[:-1]
     return Entry(path, tuple(shape), dtype, annotation(leaf), is_moment)
+
+
+def dtype_of(x: Any) -> Any:
+    """The dtype that a value has on devices: a Python int's or a float64 numpy array's is JAX's own."""
+    return x.dtype if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else capture.aval(x).dtype
 
 
 def annotation(leaf: Any) -> PartitionSpec | None:

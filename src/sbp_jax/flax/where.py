@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-
 from flax import nnx
 
 from ..config import AutoParallelConfig
