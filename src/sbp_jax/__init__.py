@@ -20,6 +20,8 @@ from .placement import placement as placement
 from .placement import to_partition_spec as to_partition_spec
 from .placement import to_sharding as to_sharding
 from .planned import Plan as Plan
+from .report.diff import diff as diff
+from .report.visualize import visualize as visualize
 from .rules import register_rule as register_rule
 from .signature import Broadcast as Broadcast
 from .signature import Partial as Partial

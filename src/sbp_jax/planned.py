@@ -1,7 +1,7 @@
 """``sbp.Plan``: the plan's data with what one does with it: print it, verify it against what XLA compiled."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ from .errors import PlanError
 from .lower.verify import verify_plan
 from .plan import PlanData
 from .report import html
+from .report.explain import Explanation, Replanned, explain, find
 from .report.facts import Facts
 from .report.text import render
-from .signature import Signature
+from .signature import Signature, SignatureLike, signature_for
 from .simulate import Simulation, simulate, waits, with_faster_links
 
 
@@ -42,6 +43,51 @@ class Plan(PlanData):
     def to_html(self, path: str | Path) -> None:
         """Write the report as one HTML file that needs nothing else. ``PlanError`` if it cannot be written."""
         html.write(self, path, self.facts())
+
+    def explain(self, what: str, alternative: SignatureLike | None = None) -> Explanation:
+        """Why something has the signature that it has.
+
+        Args:
+            what: the path of an argument ("0/params/blocks/0/w_in"), a layer ("blocks/0"), a line of your code
+                ("model.py:51") or the name of a value ("dot_general"). Paths and layers may have stars.
+            alternative: plan once more with this signature there and everything else decided anew, and say the true
+                difference. Only for a plan made in this process, and where ``what`` means one decision, or arguments.
+
+        Returns:
+            An ``Explanation``: its decisions with who makes and reads the value, the boxings around it, and what each
+            other signature would add to a step if only that decision changed. Of a loaded plan, too.
+
+        Raises:
+            PlanError: for unknown names, with the nearest; for an alternative that cannot be.
+        """
+        found = explain(self, what)
+        if alternative is None:
+            return found
+        kind, numbers = find(self, what)
+        if kind != "argument" and len(numbers) > 1:
+            lines = ", ".join(dict.fromkeys(x.title for x in found.items))
+            raise PlanError(
+                f"{what!r} means {len(numbers)} decisions ({lines}): an alternative is of one. Ask for the path of an "
+                "argument, or for a line on which there is one op"
+            )
+        if self.again is None or not self.insight.members:
+            raise PlanError(
+                "this plan was loaded from a file, or made elsewhere, and cannot plan again: make it with sbp.plan in "
+                "this process. Without alternative=, explain says what each signature adds if only it changed"
+            )
+        forced = {
+            self.insight.members[k][0]: signature_for(
+                alternative, len(self.insight.decisions[k].shape), self.placement.shape
+            )
+            for k in numbers
+        }
+        other = self.again(forced)
+        text = str(next(iter(forced.values())))
+        return replace(found, replanned=Replanned(
+            text, other.step_seconds - self.step_seconds, other.compute_seconds - self.compute_seconds,
+            other.boxing_seconds - self.boxing_seconds, other.memory_per_device - self.memory_per_device,
+            other.optimality_gap, Plan.of(other),
+        ))  # fmt: skip
 
     def simulate(self, cluster: Cluster | str | None = None) -> Simulation:
         """One step, simulated: ``sbp.simulate(plan)``."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..errors import PlanError
 from ..insight import Alternative, Crossing, Decision, Held, Insight
 from ..plan import PlanData
 from ..rules.widen import Code, Strategy, code_of, signature_of
@@ -63,7 +64,18 @@ def force(problem: Problem, folded: Folded, groups: Sequence[int], forced: Mappi
         k = groups[folded.cell_of[node]]
         ways = problem.representative[k].strategies
         allowed = np.array([_key(s) == code for s in ways])
+        if not allowed.any():
+            possible = dict.fromkeys(str(signature_of(key)) for s in ways if (key := _key(s)) is not None)
+            raise PlanError(
+                f"({signature}) is not among the signatures of {_spoken(problem.representative[k])}. "
+                f"Possible: {', '.join(f'({p})' for p in possible)}"
+            )
         problem.nodes[k] = np.where(allowed, problem.nodes[k], IMPOSSIBLE)
+
+
+def _spoken(cell: Cell) -> str:
+    """A cell in words: the argument's path, or its primitives."""
+    return cell.ops[0].label or label_of(cell)
 
 
 def _key(s: Strategy) -> Code | None:

@@ -66,6 +66,9 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     decided = decide(task, request)
     solved = time.perf_counter()
     if decided is None:
+        if request.forced:
+            asked = ", ".join(f"({s})" for s in request.forced.values())
+            raise PlanError(f"no plan has {asked} there: other ops cannot follow it")
 
         def possible(pins: Pins) -> bool:
             some = fold(

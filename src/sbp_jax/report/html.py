@@ -210,6 +210,11 @@ def _boxing_row(g: Group) -> list[str]:
 _BOXING = ["boxing", "collective", "over", "value", "layer", "times#", "sent#", "time#", "line!"]
 
 
+def boxings(caption: str, groups: Iterable[Group]) -> str:
+    """A table of boxings."""
+    return table(caption, _BOXING, map(_boxing_row, groups))
+
+
 def _moves(plan: PlanData) -> str:
     groups = grouped(plan)
     if not groups:

@@ -100,7 +100,7 @@ def flow(plan: PlanData, layers: Sequence[Row]) -> str:
             at = y + 10 + 20 * k
             title = f"{a.op} at {a.source} makes {shape_text(a.shape, a.dtype)} as ({a.signature})"
             chips, end = _chips(left + 548, at, a.signature, title)
-            parts += [chips, svg.text(end + 6, at + 12, svg.shorten(f"{shape_text(a.shape)} {a.op}", 40), size=11)]
+            parts += [chips, svg.text(end + 6, at + 12, svg.shorten(f"{shape_text(a.shape)} {a.op}", 34), size=11)]
         middles.append((y, y + height))
         y += height + 22
     edges, edge = _edges(plan, shown), width - 30
@@ -185,9 +185,7 @@ def memory(plan: PlanData, facts: Facts | None, kinds: Sequence[ByKind]) -> str:
     where = x(at)
     if limit and limit <= most:
         parts.append(svg.line(left, y(limit), width - 16, y(limit), css="limit"))
-        parts.append(
-            svg.text(width - 18, y(limit) - 6, f"limit {brief_bytes(limit)}", size=11, css="limit", anchor="end")
-        )
+        parts.append(svg.text(left + 4, y(limit) - 6, f"limit {brief_bytes(limit)}", size=11, css="limitword"))
     parts.append(f'<circle cx="{where:.1f}" cy="{y(peak):.1f}" r="4" class="mark"/>')
     largest = f"; most: {kinds[0].kind} {brief_bytes(kinds[0].bytes)}" if kinds else ""
     words = f"peak {brief_bytes(peak)}{largest}"

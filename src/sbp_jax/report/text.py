@@ -67,6 +67,15 @@ def render(plan: PlanData, facts: Facts | None = None, width: int = WIDTH) -> st
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
+def render_tables(tables: Iterable[Table], width: int = WIDTH) -> str:
+    """Tables as plain text."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, no_color=True, highlight=False, markup=False)
+    for made in tables:
+        console.print(made)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
 def table(title: str, *columns: tuple[str, str]) -> Table:
     """A table without frames; columns are (name, "left" or "right")."""
     made = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False, padding=(0, 1))

@@ -91,8 +91,10 @@ def visualize(tensor: Any, placement: Placement | None = None, shape: Sequence[i
         tensor, placement, shape = tensor
     if placement is not None and shape is not None:
         return of_signature(signature_for(tensor, len(shape), placement.shape), placement, tuple(shape))
-    if isinstance(getattr(tensor, "placement", None), Placement):
-        return of_signature(tensor.sbp, tensor.placement, tuple(tensor.shape))
+    where = getattr(tensor, "placement", None)
+    if isinstance(where, Placement):
+        given: Any = tensor
+        return of_signature(given.sbp, where, tuple(given.shape))
     if hasattr(tensor, "sharding") and hasattr(tensor, "shape"):
         return _of_array(tensor)
     raise SignatureError(
@@ -250,7 +252,8 @@ def picture(v: Visualization, title: str = "", cell: float = 62.0) -> str:
         if shown < n
     ]
     if more:
-        parts.append(svg.text(left, height - 6, f"the first {' and '.join(more)} of devices", size=11, css="dim"))
+        words = f"the first {' and '.join(more)} of devices; small pieces are drawn larger"
+        parts.append(svg.text(left, height - 6, words, size=11, css="dim"))
     label = f"{title + ': ' if title else ''}{shape_text(v.shape)} as ({v.signature}): who holds which piece"
     return svg.image(width, height, label, "".join(parts))
 

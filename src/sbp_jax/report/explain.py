@@ -1,0 +1,307 @@
+"""Why a value has its signature: the ops that make and use it, the boxings around it, what else it could have been."""
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import PlanError
+from ..insight import Alternative, Decision
+from ..plan import PlanData
+from . import html, svg
+from .layers import shown_names
+from .summary import Group, grouped
+from .units import brief_bytes, human_seconds, pattern, shape_text, short_line, signed, star
+
+_MOST = 10
+_FEW = 3
+_NEIGHBOURS = 5
+_LINE = re.compile(r"^\S+:\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One decision: where it is, who makes what it reads, who reads what it makes, the boxings on both sides."""
+
+    decision: Decision
+    where: tuple[str, ...]
+    made_by: tuple[str, ...]
+    used_by: tuple[str, ...]
+    boxings: tuple[Group, ...]
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        d = self.decision
+        return f"{_name(d)} {shape_text(d.shape, d.dtype)}{f' x{d.count}' if d.count > 1 else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """What planning anew came to, with one signature given and all else decided again: differences to the plan."""
+
+    signature: str
+    step_seconds: float
+    compute_seconds: float
+    boxing_seconds: float
+    memory_bytes: float
+    optimality_gap: float
+    plan: PlanData = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        gap = f", its plan within {self.optimality_gap:.2%} of the best" if self.optimality_gap else ", proven"
+
+        def seconds(x: float) -> str:
+            return signed(human_seconds(x), x)
+
+        return (
+            f"planned again with ({self.signature}): {seconds(self.step_seconds)} a step (compute "
+            f"{seconds(self.compute_seconds)}, boxing {seconds(self.boxing_seconds)}), memory "
+            f"{signed(brief_bytes(self.memory_bytes), self.memory_bytes)}{gap}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What ``plan.explain`` returns: ``print`` it, or let Jupyter show it.
+
+    ``kind`` says what was asked for: "argument", "layer", "line" or "value". ``items`` are the decisions, those that
+    weigh most first; ``left_out`` is how many more there are.
+    """
+
+    asked: str
+    kind: str
+    items: tuple[Explained, ...]
+    left_out: int = 0
+    limit_binds: bool = False
+    replanned: Replanned | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "asked": self.asked,
+            "kind": self.kind,
+            "left_out": self.left_out,
+            "decisions": [_item(x) for x in self.items],
+            "replanned": None if self.replanned is None else {
+                "signature": self.replanned.signature, "step_seconds": self.replanned.step_seconds,
+                "compute_seconds": self.replanned.compute_seconds, "boxing_seconds": self.replanned.boxing_seconds,
+                "memory_bytes": self.replanned.memory_bytes, "optimality_gap": self.replanned.optimality_gap,
+            },
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind} {self.asked}"]
+        for x in self.items:
+            lines += _lines(x, self.limit_binds, _FEW if len(self.items) > _FEW else None)
+        if self.left_out:
+            lines.append(f"... {self.left_out} more decisions that weigh less")
+        if self.replanned is not None:
+            lines.append(str(self.replanned))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        parts = [f"<h2>{html.escape(self.kind)} {html.escape(self.asked)}</h2>"]
+        for x in self.items:
+            parts.append(_section(x))
+        if self.left_out:
+            parts.append(f"<p class=sub>{self.left_out} more decisions that weigh less</p>")
+        if self.replanned is not None:
+            parts.append(f"<p><b>{html.escape(self.replanned)}</b></p>")
+        return svg.fragment("".join(parts))
+
+
+def explain(plan: PlanData, what: str) -> Explanation:
+    """Why something has its signature. ``what``: see ``find``."""
+    kind, numbers = find(plan, what)
+    insight = plan.insight
+    around: dict[int, list[Any]] = {k: [] for k in numbers}
+    for b, c in zip(plan.boxing_list, insight.crossings, strict=True):
+        for k in {c.maker, c.user} & around.keys():
+            around[k].append(b)
+    users: dict[int, list[int]] = {k: [] for k in numbers}
+    for j, d in enumerate(insight.decisions):
+        for k in set(d.made_by) & users.keys():
+            users[k].append(j)
+
+    def weight(k: int) -> float:
+        d = insight.decisions[k]
+        boxing = sum(b.seconds * b.times for b in around[k])
+        return d.compute_seconds + boxing + (abs(d.alternatives[0].seconds) if d.alternatives else 0.0)
+
+    ordered = sorted(numbers, key=weight, reverse=True)
+    shown = ordered if kind == "argument" else ordered[:_MOST]
+    names = shown_names(plan)
+    items = tuple(
+        Explained(
+            d := insight.decisions[k], tuple(dict.fromkeys(_place(plan, names, s) for s, _ in d.spots)),
+            _neighbours(plan, d.made_by), _neighbours(plan, users[k]), tuple(grouped(plan, around[k])),
+        )
+        for k in shown
+    )  # fmt: skip
+    free = plan.statistics.get("free_seconds")
+    binds = free is not None and plan.objective - free > 1e-3 * plan.objective
+    return Explanation(what, kind, items, len(ordered) - len(shown), binds)
+
+
+def find(plan: PlanData, what: str) -> tuple[str, list[int]]:
+    """The decisions meant by an argument's path, a layer's name, a source line "file.py:51" or a value's name; paths
+    and layers may have stars. ``PlanError`` with the nearest names where there is none."""
+    insight = plan.insight
+    if not insight.decisions:
+        raise PlanError(
+            f"the plan of {plan.function} does not say what else its decisions could have been: it is the trivial plan "
+            "of a program in which nothing is to be decided, or was made without them"
+        )
+    paths = [leaf.path for leaf in plan.inputs]
+    layers = list(dict.fromkeys(s.layer for s in insight.spots))
+    if what in paths:
+        return "argument", _distinct(k for p, k in zip(paths, insight.argument_decisions, strict=True) if p == what)
+    if what in layers:
+        return "layer", _in_layers(plan, {what})
+    if _LINE.match(what):
+        found = [k for k, d in enumerate(insight.decisions) if short_line(d.source) == what]
+        if found:
+            return "line", found
+    if any(c in what for c in "*?["):
+        pairs = zip(paths, insight.argument_decisions, strict=True)
+        found = _distinct(k for p, k in pairs if fnmatch.fnmatchcase(p, what))
+        if found:
+            return "argument", found
+        some = {name for name in layers if fnmatch.fnmatchcase(name, what)}
+        if some:
+            return "layer", _in_layers(plan, some)
+    made = {b.value: c.maker for b, c in zip(plan.boxing_list, insight.crossings, strict=True)}
+    found = [k for k, d in enumerate(insight.decisions) if what in (d.name, d.op, *d.op.split("+"))]
+    if found or what in made:
+        return "value", found or [made[what]]
+    tails = [k for p, k in zip(paths, insight.argument_decisions, strict=True) if p.endswith(f"/{what}")]
+    if tails:
+        return "argument", _distinct(tails)
+    lines = [short_line(d.source) for d in insight.decisions if d.source]
+    every = list(
+        dict.fromkeys([*paths, *layers, *map(star, layers), *lines, *made, *(d.op for d in insight.decisions)])
+    )
+    near = difflib.get_close_matches(what, every, n=4, cutoff=0.4)
+    raise PlanError(
+        f"nothing in the plan of {plan.function} is called {what!r}"
+        f"{'; did you mean ' + ', '.join(map(repr, near)) + '?' if near else '.'} Possible are paths of arguments "
+        f"({paths[0]!r}), layers ({', '.join(map(repr, layers[:3]))} ...), lines ('file.py:51') and names of values"
+    )
+
+
+def _distinct(numbers: Iterable[int]) -> list[int]:
+    return [k for k in dict.fromkeys(numbers) if k >= 0]
+
+
+def _in_layers(plan: PlanData, names: set[str]) -> list[int]:
+    spots = {k for k, s in enumerate(plan.insight.spots) if s.layer in names}
+    return [k for k, d in enumerate(plan.insight.decisions) if any(s in spots for s, _ in d.spots)]
+
+
+def _place(plan: PlanData, names: dict[str, str], spot: int) -> str:
+    s = plan.insight.spots[spot]
+    return f"{names.get(s.layer, s.layer)}, {s.phase}"
+
+
+def _neighbours(plan: PlanData, numbers: Sequence[int]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for k in numbers:
+        d = plan.insight.decisions[k]
+        line = short_line(d.source)
+        found[f"{_name(d)}{f' [{line}]' if line else ''} as ({d.signature})"] = None
+    texts = list(found)
+    return tuple(texts if len(texts) <= _NEIGHBOURS else [*texts[:_NEIGHBOURS], f"{len(texts) - _NEIGHBOURS} more"])
+
+
+def _name(d: Decision) -> str:
+    """An argument's path, starred where several share the decision; else the primitives."""
+    return (pattern(d.name) if d.count > 1 else d.name) or d.op
+
+
+def _difference(a: Alternative) -> str:
+    parts = []
+    if a.compute_seconds:
+        parts.append(f"compute {signed(human_seconds(a.compute_seconds), a.compute_seconds)}")
+    if a.boxing_seconds:
+        parts.append(f"boxing {signed(human_seconds(a.boxing_seconds), a.boxing_seconds)}")
+    return ", ".join(parts)
+
+
+def _lines(x: Explained, limit_binds: bool, most: int | None) -> list[str]:
+    d = x.decision
+    line = f" [{d.source}]" if d.source else ""
+    lines = [
+        "",
+        f"{x.title} is ({d.signature}){line}",
+        f"  in {'; '.join(x.where[:3])}{' ...' if len(x.where) > 3 else ''}"
+        + ("" if d.name else f"; computes {human_seconds(d.compute_seconds)} a step"),
+    ]
+    if d.reads and not d.name:
+        lines.append(f"  reads its operands as {', '.join(f'({s})' for s in d.reads)}")
+    if x.made_by:
+        lines.append(f"  made from {'; '.join(x.made_by)}")
+    if x.used_by:
+        lines.append(f"  used by {'; '.join(x.used_by)}")
+    for g in x.boxings[:_NEIGHBOURS]:
+        lines.append(
+            f"  boxing of {g.value}: {g.change}, {g.first.collective}, {g.times:.0f} times, "
+            f"{human_seconds(g.seconds)}, {brief_bytes(g.bytes)} [{g.lines}]"
+        )
+    if len(x.boxings) > _NEIGHBOURS:
+        lines.append(f"  ... {len(x.boxings) - _NEIGHBOURS} more kinds of boxings")
+    if d.alternatives:
+        lines.append("  instead, all other decisions as they are:")
+        for a in d.alternatives[:most]:
+            held = f", {signed(brief_bytes(a.peak_bytes), a.peak_bytes)} at the peak" if a.peak_bytes else ""
+            why = f" ({_difference(a)})" if _difference(a) else ""
+            lines.append(f"    ({a.signature}): {signed(human_seconds(a.seconds), a.seconds)} a step{why}{held}")
+        if limit_binds and any(a.seconds < 0 for a in d.alternatives):
+            lines.append("    what is cheaper holds more than the memory limit, here or together with the rest")
+    else:
+        lines.append("  nothing else is possible")
+    return lines
+
+
+def _item(x: Explained) -> dict[str, Any]:
+    d = x.decision
+    return {
+        "what": x.title, "op": d.op, "name": d.name, "source": d.source, "shape": list(d.shape), "dtype": d.dtype,
+        "signature": str(d.signature), "reads": [str(s) for s in d.reads], "where": list(x.where), "count": d.count,
+        "compute_seconds": d.compute_seconds, "made_by": list(x.made_by), "used_by": list(x.used_by),
+        "boxings": [
+            {"value": g.value, "from": str(g.first.src), "to": str(g.first.dst), "collective": g.first.collective,
+             "axes": list(g.first.axes), "times": g.times, "bytes": g.bytes, "seconds": g.seconds,
+             "source": g.first.source, "user": g.first.user}
+            for g in x.boxings
+        ],
+        "alternatives": [
+            {"signature": str(a.signature), "reads": [str(s) for s in a.reads], "seconds": a.seconds,
+             "compute_seconds": a.compute_seconds, "boxing_seconds": a.boxing_seconds, "peak_bytes": a.peak_bytes}
+            for a in d.alternatives
+        ],
+    }  # fmt: skip
+
+
+def _section(x: Explained) -> str:
+    d = x.decision
+    e = html.escape
+    parts = [f"<h3>{e(x.title)} {html.chips(d.signature)} <code>{e(d.source)}</code></h3>"]
+    parts.append(f"<p class=sub>in {e('; '.join(x.where[:4]))}; computes {human_seconds(d.compute_seconds)} a step</p>")
+    for words, some in (("made from", x.made_by), ("used by", x.used_by)):
+        if some:
+            parts.append(f"<p>{words} {e('; '.join(some))}</p>")
+    if x.boxings:
+        parts.append(html.boxings("Boxings around it", x.boxings[:_MOST]))
+    if d.alternatives:
+        rows = [
+            [html.chips(a.signature), e(signed(human_seconds(a.seconds), a.seconds)), e(_difference(a)),
+             e(signed(brief_bytes(a.peak_bytes), a.peak_bytes))] for a in d.alternatives
+        ]  # fmt: skip
+        columns = ["instead", "a step#", "of it", "at the peak#"]
+        parts.append(html.table("Alternatives, all other decisions as they are", columns, rows))
+    return "".join(parts)
