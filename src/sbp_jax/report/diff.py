@@ -1,7 +1,7 @@
 """What two plans do differently: signatures, boxings, seconds, bytes, memory, what they were made for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..plan import PlanData
@@ -9,7 +9,7 @@ from . import html, svg
 from .layers import shown_names
 from .summary import Group, grouped
 from .text import render_tables, table
-from .units import brief_bytes, human_seconds, percent, shape_text, short_line, signed, star
+from .units import brief_bytes, human_seconds, pattern, percent, shape_text, short_line, signed
 
 _MOST = 20
 
@@ -190,15 +190,17 @@ _Named = Mapping[Any, tuple[str, str, str, str]]
 
 def _changes(a: _Named, b: _Named) -> list[Change]:
     """What both have by key, or one alone: (what, layer, line, signature). Alike ones, numbers starred, once."""
-    found: dict[Change, None] = {}
+    found: dict[Change, list[str]] = {}
     for key in dict.fromkeys([*a, *b]):
         first, second = a.get(key), b.get(key)
         what, where, source, _ = first or second or ("", "", "", "")
         mine, others = first[3] if first else "", second[3] if second else ""
         if mine != others:
-            head, slash, tail = what.partition("/")
-            found[Change(head + slash + star(tail), where, source, mine, others)] = None
-    return list(found)
+            found.setdefault(Change(pattern(what), where, source, mine, others), []).append(what)
+    return [
+        replace(c, what=names[0]) if len(names) == 1 else replace(c, what=f"{c.what} x{len(names)}")
+        for c, names in found.items()
+    ]
 
 
 def _ops(plan: PlanData) -> dict[Any, tuple[str, str, str, str]]:
