@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "pipeline": {"api", "planner"},
     "distributed": {"placement", "boxing"},
     "checkpoint": {"placement"},
-    "cli": {"api", "report", "distributed"},
+    "cli": {"api", "flax", "report", "distributed"},
 }
 
 

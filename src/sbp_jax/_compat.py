@@ -39,7 +39,7 @@ def observed_runs(observer: Observer) -> Iterator[None]:
 
     JAX has no public way to see runs: a function that has run once is called from C++ alone. In the block those
     shortcuts are forgotten and not made anew, so that every run comes by ``ExecuteReplicated``. Nothing is traced or
-    compiled again; a call takes some 0.1 ms more. Blocks may nest, and see the runs of all threads.
+    compiled again; a call takes some 0.2 ms more. Blocks may nest, and see the runs of all threads.
 
     Raises ``NotImplementedError`` where this version of JAX is built otherwise.
     """

@@ -1,61 +1,16 @@
-"""The command line, ``sbp-jax``. A subcommand is one function, registered with its help; see ``calibrate``.
-
-Exit codes: 0 when done, 2 for wrong usage or any ``SbpError``, whose message goes to stderr without a traceback, 130
-when interrupted.
-"""
+"""``sbp-jax calibrate``: this machine, measured."""
 
 import argparse
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .cluster import Cluster, presets, to_toml
-from .errors import SbpError
-
-Run = Callable[[argparse.Namespace], None]
-_COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], Run]]] = {}
-
-
-def command(name: str, help: str, examples: str = "") -> Callable[..., Any]:
-    """Register a subcommand: a function that adds its arguments to a parser and returns what runs them."""
-
-    def add(build: Callable[[argparse.ArgumentParser], Run]) -> Callable[[argparse.ArgumentParser], Run]:
-        _COMMANDS[name] = (help, examples, build)
-        return build
-
-    return add
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line (None: this process's own) and give its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="sbp-jax",
-        description="SBP signatures for JAX: tools for machines and plans.",
-        epilog="`sbp-jax COMMAND --help` says more of each.",
-    )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (help, examples, build) in _COMMANDS.items():
-        sub = subparsers.add_parser(
-            name, help=help, description=build.__doc__, epilog=examples and f"examples:\n{examples}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        sub.set_defaults(run=build(sub))
-    try:
-        args = parser.parse_args(argv)
-    except SystemExit as stop:  # argparse has printed its message, or the help asked for
-        return stop.code if isinstance(stop.code, int) else 2
-    try:
-        args.run(args)
-    except SbpError as error:
-        print(f"sbp-jax: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+from ..cluster import Cluster, presets, to_toml
+from ..errors import SbpError
+from .base import Run, check_output, command
 
 
 @command(
@@ -86,18 +41,17 @@ def calibrate(parser: argparse.ArgumentParser) -> Run:
 
 
 def _calibrate(args: argparse.Namespace) -> None:
-    output = None if args.output is None else Path(args.output)
-    name = args.name or (output.stem if output else "measured")
+    name = args.name or (Path(args.output).stem if args.output else "measured")
     if name in presets():
         raise SbpError(f"{name!r} is the name of a preset, which would be found instead of a file: give another --name")
-    _check_output(output, args.force)
+    output = _output(args.output, args.force)
     import jax
 
     if args.distributed or args.coordinator:
         jax.distributed.initialize(args.coordinator, args.processes, args.process)
     elif args.devices:
         _simulate(args.devices)
-    from .cluster.calibrate import calibrate as measure
+    from ..cluster.calibrate import calibrate as measure
 
     first = jax.process_index() == 0
 
@@ -127,16 +81,14 @@ def _calibrate(args: argparse.Namespace) -> None:
         print(text, end="")
 
 
-def _check_output(output: Path | None, force: bool) -> None:
+def _output(path: str | None, force: bool) -> Path | None:
     """Before minutes are spent on measuring."""
-    if output is None:
-        return
-    if output.suffix != ".toml":
-        raise SbpError(f"--output {str(output)!r}: clusters are found by names that end in .toml")
-    if output.exists() and not force:
-        raise SbpError(f"--output {str(output)!r} exists: --force overwrites it")
-    if not output.absolute().parent.is_dir():
-        raise SbpError(f"--output {str(output)!r}: there is no folder {str(output.absolute().parent)!r}")
+    if path is not None and not path.endswith(".toml"):
+        raise SbpError(f"--output {path!r}: clusters are found by names that end in .toml")
+    output = check_output(path)
+    if output is not None and output.exists() and not force:
+        raise SbpError(f"--output {path!r} exists: --force overwrites it")
+    return output
 
 
 def _simulate(devices: int) -> None:
