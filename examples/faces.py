@@ -85,8 +85,8 @@ def check_head(plan: sbp.Plan, compiled: jax.stages.Compiled, options: argparse.
     return largest
 
 
-def main(arguments: list[str] | None = None) -> dict[str, object]:
-    """Run the tutorial; both plans, the largest arrays moved, the losses, and those of one device."""
+def read(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--identities", type=int, default=10_240, help="classes of the model that is trained")
     parser.add_argument("--planned", type=int, default=1_000_000, help="classes of the model that is only planned")
@@ -97,7 +97,12 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     parser.add_argument("--compare-steps", type=int, default=5, help="steps repeated on a single device")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--mesh", type=mesh_shape, help="as 2x4: axes dp x tp (default: all GPUs, or 2x4 on CPUs)")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> dict[str, object]:
+    """Run the tutorial; both plans, the largest arrays moved, the losses, and those of one device."""
+    options = read(arguments)
     where = devices(("dp", "tp"), options.mesh)
     step = sbp.flax.jit(train_step, placement=where)
 

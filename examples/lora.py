@@ -13,6 +13,7 @@ import argparse
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -99,7 +100,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     optimizer = create()
     # A copy on one device, to compare with: planned steps donate, so the arrays of the model itself will be gone.
     graph, state = nnx.split((model, create()))
-    alone = nnx.merge(graph, jax.device_put(state, jax.local_devices()[0], may_alias=False))
+    alone = nnx.merge(graph, jax.device_put(jax.tree.map(jnp.copy, state), jax.local_devices()[0]))
     shout = lambda i: shouting(batch(i))  # noqa: E731
     finetune = sbp.flax.jit(finetune_step, placement=where)
     plan = finetune.plan(model, optimizer, shout(0))
