@@ -15,6 +15,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "src")]
 # Inherited by the kernels that run the pages: 8 simulated devices, code that compiles quickly, the pictures beside this
 # file, the models of examples/.
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PPRINT_USE_COLOR"] = "0"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["PYTHONPATH"] = os.pathsep.join(str(p) for p in (HERE, ROOT / "src", ROOT / "examples"))
 

@@ -147,6 +147,8 @@ def streams(simulation: sbp.Simulation) -> Svg:
     tracks = ["compute", *sorted(simulation.communication_seconds)]
     figure, axis = plt.subplots(figsize=(6.5, 0.6 + 0.45 * len(tracks)), layout="constrained")
     for event in simulation.events:
+        if event.seconds < simulation.step_seconds / 1500:
+            continue  # thinner than a line
         lane = tracks.index(event.track)
         axis.barh(lane, 1e3 * event.seconds, left=1e3 * event.start_seconds, height=0.6,
                   color=COLOURS[lane % len(COLOURS)], edgecolor="white", linewidth=0.2)  # fmt: skip
