@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     plan = finetune.plan(model, optimizer, shout(0))
     adapters = bytes_of(model, nnx.LoRAParam)
     print(f"\nadapters: {mib(adapters)}")
-    print(brief(plan, "0/0/blocks/*/wide/kernel/*", "0/0/blocks/*/lora_*", "1/inputs"))
+    print(brief(plan, "0/model/blocks/*/wide/kernel/*", "0/model/blocks/*/lora_*", "1/batch/inputs"))
     all_sent = mib(whole.bytes_on_wire)
     print(
         f"  a device sends {mib(plan.bytes_on_wire)} a step; to train all parameters data parallel it would {all_sent}"
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         limit = options.memory * plan.memory_per_device
         asked = sbp.AutoParallelConfig(memory_limit=limit, time_limit=options.planning_seconds)
         short = sbp.flax.jit(finetune_step, placement=where, config=asked).plan(model, optimizer, shout(0))
-        split = [leaf for leaf in short.inputs if leaf.path.startswith("0/0/") and sbp.broadcast not in leaf.signature]
+        split = [leaf for leaf in short.inputs if leaf.path.startswith("0/model/") and sbp.broadcast not in leaf.signature]
         print(f"\nat most {mib(limit)} a device: {len(split)} arrays of the model are split, the largest are")
         for leaf in sorted(split, key=lambda leaf: -math.prod(leaf.shape))[:4]:
             print(f"  {leaf.path} {list(leaf.shape)} ({leaf.signature})")

@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[sbp.Plan, list[f
         results[name] = train(strategy, options)
         plan, losses, accuracy = results[name]
         print(f"\n{name}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, {accuracy:.1%} of unseen digits read right")
-        print(brief(plan, "0/0/wide/kernel/*", "0/0/narrow/kernel/*", "1/x"))
+        print(brief(plan, "0/model/wide/kernel/*", "0/model/narrow/kernel/*", "1/batch/x"))
 
     print("\nWhat must hold:")
     reference, first = results["data parallel"][1], results["data parallel"][2]

@@ -88,7 +88,7 @@ def create(config: MoeConfig, axis: str | None) -> tuple[MixtureModel, nnx.Optim
 
 def experts_of(plan: sbp.Plan) -> list[str]:
     """The signatures that the experts' matrices have."""
-    found = [leaf for leaf in plan.inputs if leaf.path.startswith("0/0/experts/") and "/w_" in leaf.path]
+    found = [leaf for leaf in plan.inputs if leaf.path.startswith("0/model/experts/") and "/w_" in leaf.path]
     return sorted({str(leaf.signature) for leaf in found})
 
 
@@ -132,7 +132,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
             objects[name] = create(config, axis)
         plan = plans[name] = steps[name].plan(*objects[name], batch(0))
         print(f"\nexperts {name}:")
-        print(brief(plan, "0/0/experts/*/w_in/*", "0/0/experts/*/w_out/*", "1/inputs"))
+        print(brief(plan, "0/model/experts/*/w_in/*", "0/model/experts/*/w_out/*", "1/batch/inputs"))
         tokens, gathered = travelling(plan, config)
         print(f"  to experts and back: {mib(tokens)}; matrices of experts gathered: {gathered}")
 

@@ -133,6 +133,17 @@ def test_inside_another_trace_nothing_is_placed() -> None:
     assert text(sbp.flax.signatures(outer))["inner/b/kernel"] == "B, S(1)"
 
 
+def test_modules_that_are_passed_stay_where_they_are() -> None:
+    inner = Net(nnx.Rngs(0), 8)
+    outer = sbp.flax.create(
+        lambda inner, rngs: nnx.Sequential(inner, nnx.Linear(64, 8, rngs=rngs)), inner, rngs=nnx.Rngs(1),
+        placement=P, sbp={"layers/1/kernel": "S(0), B"},
+    )  # fmt: skip
+    lies = text(sbp.flax.signatures(outer))
+    assert outer.layers[0] is inner
+    assert lies["layers/0/b/kernel"] == "B, S(1)" and lies["layers/1/kernel"] == "S(0), B"
+
+
 def forward(model, x):
     return model(x).sum()
 

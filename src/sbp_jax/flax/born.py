@@ -42,7 +42,8 @@ def create(
 
     Args:
         make: makes the objects: a class, or a function. It is traced, so it must not look at values of arrays.
-        args, kwargs: ``nnx.Rngs`` and other nnx objects among them are updated as ``make`` would; arrays are traced;
+        args, kwargs: ``nnx.Rngs`` and other nnx objects among them are updated as ``make`` would, and stay where they
+            are; arrays are traced;
             everything else is passed as it is.
         placement: the mesh. Left out: that of the ``sbp.flax.parallel`` modules made, else every visible device on one
             axis.
@@ -91,7 +92,8 @@ def born(
             made = make(*args, **kwargs)
             if not any(map(is_object, jax.tree.leaves(made, is_leaf=is_object))):
                 raise PlanError(f"{_name(make)} made {type(made).__name__}, which is no nnx object with variables")
-            kept.append(([*dictionaries(made), *asked], decorated(made), isinstance(made, nnx.Pytree)))
+            theirs = decorated(made, known=objects)  # what was passed is made already, and stays where it is
+            kept.append(([*dictionaries(theirs), *asked], theirs, isinstance(made, nnx.Pytree)))
             with nnx.split_context(tag) as context:
                 return context.split(objects), context.split(made)
 

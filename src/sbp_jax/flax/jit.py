@@ -128,14 +128,15 @@ class ModuleFunction:
         """The planned pure function for objects of this structure."""
         of_state, state_tree = entries(state)
         of_arrays, arrays_tree = entries(arrays)
-        where = [w for name, x in objects.items() for _, w in decorated(x, name)]
+        theirs = [pair for name, x in objects.items() for pair in decorated(x, name)]
+        where = [w for _, w in theirs]
         config = self._config or next((w.config for w in where if w.config), None)
         placement = self._placement
         if placement is None and self._plan is None:
             placement = common_placement(where, self._signature.name)
         in_sbp = None
         if self._plan is None and not (config and config.ignore_user_sbp):
-            asked = [a for name, x in objects.items() for a in dictionaries(x, name)]
+            asked = dictionaries(theirs)
             asked += [Asked(self._pins, "", f"sbp of {self._signature.name}")] if self._pins else []
             pinned = resolve(
                 [*of_state, *of_arrays], asked, placement if isinstance(placement, Placement) else None,

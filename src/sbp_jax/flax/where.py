@@ -60,21 +60,22 @@ def where_of(cls: type) -> Any:
     return getattr(cls, _WHERE, None)
 
 
-def decorated(made: Any, start: str = "") -> list[tuple[str, Where]]:
-    """Path and decoration of every decorated module in an nnx object, those that contain others last."""
+def decorated(made: Any, start: str = "", known: Any = ()) -> list[tuple[str, Where]]:
+    """Path and decoration of every decorated module in an nnx object, those that contain others last; without those
+    among the objects ``known``."""
     if not isinstance(made, nnx.Pytree | nnx.Variable | tuple | list | dict):
         return []
-    found = []
+    found, old = [], {id(node) for _, node in nnx.iter_graph(known) if isinstance(node, nnx.Module)}
     for path, node in nnx.iter_graph(made):
         where = where_of(type(node)) if isinstance(node, nnx.Module) else None
-        if where is not None:
+        if where is not None and id(node) not in old:
             found.append(("/".join(map(str, (*([start] if start else []), *path))), where))
     return sorted(found, key=lambda pair: -pair[0].count("/") if pair[0] else 1)
 
 
-def dictionaries(made: Any, start: str = "") -> list[Asked]:
-    """The pin dictionaries of the decorated modules in an nnx object; outer modules' are last, for the last counts."""
-    return [Asked(w.pins, path, "sbp") for path, w in decorated(made, start) if w.pins]
+def dictionaries(found: Sequence[tuple[str, Where]]) -> list[Asked]:
+    """The pin dictionaries of decorated modules; outer modules' are last, for the last counts."""
+    return [Asked(w.pins, path, "sbp") for path, w in found if w.pins]
 
 
 def common_placement(found: Sequence[Where], name: str) -> Placement | None:
