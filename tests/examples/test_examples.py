@@ -35,7 +35,7 @@ def test_four_parallelisms_learn_the_same(capsys: pytest.CaptureFixture[str]) ->
     results: dict[str, Any] = mlp_digits.main(["--steps", "25"])
     assert list(results) == ["data parallel", "model parallel", "hybrid parallel", "the planner's"]
     plans = {name: plan for name, (plan, _, _) in results.items()}
-    assert signatures(plans["data parallel"], r"0/\d/(wide|narrow)/kernel|mu/.*/kernel") == {"B"}
+    assert signatures(plans["data parallel"], r"0/\w+/(wide|narrow)/kernel|mu/.*/kernel") == {"B"}
     assert signatures(plans["model parallel"], r"wide/kernel") == {"S(1)"}
     assert signatures(plans["hybrid parallel"], r"narrow/kernel") == {"B, S(0)"}
     assert kinds(plans["data parallel"]) == {"all_reduce"}
@@ -48,7 +48,7 @@ def test_four_parallelisms_learn_the_same(capsys: pytest.CaptureFixture[str]) ->
 
 def test_batch_statistics_are_global() -> None:
     result: dict[str, Any] = resnet.main(["--steps", "12", "--batch", "32", "--compare-steps", "2"])
-    assert signatures(result["plan"], "^1/images") == {"S(0), S(0)"}
+    assert signatures(result["plan"], "^1/batch/images") == {"S(0), S(0)"}
     np.testing.assert_allclose(result["mean"], result["whole"], atol=1e-4)
     np.testing.assert_allclose(result["losses"][:2], result["single"], rtol=1e-4)
 
