@@ -16,13 +16,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.filesize import decimal
 
 from .. import capture
-from ..api import auto_parallel
+from ..config import AutoParallelConfig
 from ..errors import SbpError
 from ..lower.count import count_collectives
 from ..placement import Placement
+from ..planned import Plan
 from .base import Run, blaming, command
 from .options import add_mesh, add_target, indices, read_config, read_placement, read_target
-from .target import Target
+from .target import Target, parallel
 
 _WARMUP = 2
 
@@ -67,29 +68,65 @@ def _bench(args: argparse.Namespace) -> None:
     read = read_target(args, real=True)
     data = _data(args.data, read)
     where, config = read_placement(args, read), read_config(args, read.config)
-    found, data = _without_statics(read, data)
-    step = auto_parallel(
-        found.fn, placement=where, config=config, donate_argnums=found.donate, in_sbp=found.in_sbp,
-        out_sbp=found.out_sbp,
-    )  # fmt: skip
-    with blaming(found.name):
-        begun = time.perf_counter()
-        plan = step.plan(*found.args)
-        planned = time.perf_counter() - begun
-        next_args, rest = _feedback(found)
-        placed = _put(found.args, plan.partition_specs()[0], plan.placement)
-        ours, our_rest = _time(step, placed, next_args, rest, args.steps, planned)
-        placed = _put(found.args, _split_data(found, plan.placement, data), plan.placement)
-        plain = jax.jit(found.fn, donate_argnums=found.donate)
-        theirs, their_rest = _time(plain, placed, next_args, rest, args.steps, 0.0)
+    run = _objects if read.has_objects else _pure
+    with blaming(read.name):
+        ours, theirs, plan, difference = run(read, data, where, config, args.steps)
     figures = {
-        "function": found.name, "placement": str(plan.placement), "steps": args.steps,
+        "function": read.name, "placement": str(plan.placement), "steps": args.steps,
         "speedup": theirs.step_seconds / ours.step_seconds,
         "planned": dataclasses.asdict(ours), "data_parallel": dataclasses.asdict(theirs),
         "predicted_seconds": plan.step_seconds, "predicted_over_measured": plan.step_seconds / ours.step_seconds,
-        "largest_relative_difference": _difference(our_rest, their_rest),
+        "largest_relative_difference": difference,
     }  # fmt: skip
     print(json.dumps(figures) if args.json else _told(figures, ours, theirs))
+
+
+def _pure(
+    found: Target, data: Sequence[int], where: Any, config: AutoParallelConfig, steps: int
+) -> tuple[Timing, Timing, Plan, float | None]:
+    """A function of arrays: results are fed back as the arguments that they replace."""
+    found, data = _without_statics(found, data)
+    step = parallel(found, where, config)
+    plan, planned = _timed(lambda: step.plan(*found.args))
+    next_args, rest = _feedback(found)
+    placed = _put(found.args, plan.partition_specs()[0], plan.placement)
+    ours, our_rest = _time(step, placed, next_args, rest, steps, planned)
+    placed = _put(found.args, _split_data(found.args, plan.placement, data), plan.placement)
+    plain = jax.jit(found.fn, donate_argnums=found.donate)
+    theirs, their_rest = _time(plain, placed, next_args, rest, steps, 0.0)
+    return ours, theirs, plan, _difference(our_rest, their_rest)
+
+
+def _objects(
+    found: Target, data: Sequence[int], where: Any, config: AutoParallelConfig, steps: int
+) -> tuple[Timing, Timing, Plan, float | None]:
+    """A function of Flax objects, which it updates in place. Its data begins split, for both ways alike."""
+    from flax import nnx
+
+    from ..flax.variables import is_object
+
+    step = parallel(found, where, config)
+    plan, planned = _timed(lambda: step.plan(*found.args))
+
+    def copied() -> tuple[Any, ...]:
+        leaves, tree = jax.tree.flatten(found.args, is_leaf=is_object)
+        graph, state = nnx.split(tuple(x for x in leaves if is_object(x)))
+        whole = jax.tree.map(lambda x: PartitionSpec(), state)
+        objects = iter(nnx.merge(graph, _put(state, whole, plan.placement)))
+        args = jax.tree.unflatten(tree, [next(objects) if is_object(x) else x for x in leaves])
+        split = _split_data(tuple(args[i] for i in data), plan.placement, range(len(data)))
+        moved = dict(zip(data, _put(tuple(args[i] for i in data), split, plan.placement), strict=True))
+        return tuple(moved.get(i, x) for i, x in enumerate(args))
+
+    same, whole = (lambda args, results: args), jax.tree.leaves
+    ours, our_result = _time(step, copied(), same, whole, steps, planned)
+    theirs, their_result = _time(nnx.jit(found.fn, static_argnums=found.static), copied(), same, whole, steps, 0.0)
+    return ours, theirs, plan, _difference(our_result, their_result)
+
+
+def _timed(run: Callable[[], Plan]) -> tuple[Plan, float]:
+    begun = time.perf_counter()
+    return run(), time.perf_counter() - begun
 
 
 def _told(figures: dict[str, Any], ours: Timing, theirs: Timing) -> str:
@@ -119,8 +156,12 @@ def _ms(seconds: float) -> str:
 
 
 def _data(text: str | None, found: Target) -> tuple[int, ...]:
-    """Which arguments are data: those said, else those not donated, else the last."""
+    """Which arguments are data: those said, else those of arrays that are not donated, else the last."""
     dynamic = [i for i in range(len(found.args)) if i not in found.static]
+    if found.has_objects:
+        from ..flax.variables import is_object
+
+        dynamic = [i for i in dynamic if not any(map(is_object, jax.tree.leaves(found.args[i], is_leaf=is_object)))]
     if text is None:
         return tuple(i for i in dynamic if i not in found.donate) if found.donate else tuple(dynamic[-1:])
     given = indices(text, "--data")
@@ -185,7 +226,7 @@ def _put(args: Any, specs: Any, where: Placement) -> Any:
     return jax.tree.map(put, args, specs)
 
 
-def _split_data(found: Target, where: Placement, data: Sequence[int]) -> Any:
+def _split_data(args: Sequence[Any], where: Placement, data: Sequence[int]) -> Any:
     """Data along its first dimension over all devices, where that divides it; the rest whole."""
     every = PartitionSpec(tuple(where.axis_names))
 
@@ -193,7 +234,7 @@ def _split_data(found: Target, where: Placement, data: Sequence[int]) -> Any:
         shape = np.shape(x)
         return every if is_data and shape and shape[0] and shape[0] % where.size == 0 else PartitionSpec()
 
-    return tuple(jax.tree.map(lambda x, i=i: spec(x, i in data), arg) for i, arg in enumerate(found.args))
+    return tuple(jax.tree.map(lambda x, i=i: spec(x, i in data), arg) for i, arg in enumerate(args))
 
 
 def _time(

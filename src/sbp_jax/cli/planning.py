@@ -6,10 +6,10 @@ import sys
 
 import shtab
 
-from ..api import auto_parallel
 from .base import Run, blaming, check_output, command
 from .options import add_mesh, add_target, read_config, read_placement, read_target
 from .shapes import __doc__ as notation
+from .target import parallel
 
 _FILE = getattr(shtab, "FILE")  # noqa: B009  a plain dict, which pyright takes for a private type
 
@@ -42,12 +42,8 @@ def _plan(args: argparse.Namespace) -> None:
     output = check_output(args.output)
     found = read_target(args)
     where, config = read_placement(args, found), read_config(args, found.config)
-    step = auto_parallel(
-        found.fn, placement=where, config=config, donate_argnums=found.donate, static_argnums=found.static,
-        in_sbp=found.in_sbp, out_sbp=found.out_sbp,
-    )  # fmt: skip
     with blaming(found.name):
-        made = step.plan(*found.args)
+        made = parallel(found, where, config).plan(*found.args)
     print(json.dumps(made.to_json()) if args.json else made)
     if output is not None:
         made.save(output)

@@ -4,6 +4,7 @@ import argparse
 import json
 import webbrowser
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import shtab
@@ -56,9 +57,10 @@ def diff(parser: argparse.ArgumentParser) -> Run:
 
 
 def _diff(args: argparse.Namespace) -> int:
+    before, after = Plan.load(args.before), Plan.load(args.after)
     from ..report.diff import diff as compare  # pyright: ignore
 
-    found = compare(Plan.load(args.before), Plan.load(args.after))
+    found = compare(before, after)
     _show(found, args.json)
     return 0 if found.same else 1
 
@@ -79,11 +81,11 @@ def html(parser: argparse.ArgumentParser) -> Run:
 
 
 def _html(args: argparse.Namespace) -> None:
-    output = check_output(args.output)
-    Plan.load(args.plan).to_html(output)  # pyright: ignore
-    print(f"wrote {output}")
-    if args.open and output is not None:
-        webbrowser.open(output.absolute().as_uri())
+    check_output(args.output)
+    Plan.load(args.plan).to_html(args.output)
+    print(f"wrote {args.output}")
+    if args.open:
+        webbrowser.open(Path(args.output).absolute().as_uri())
 
 
 def _show(found: Any, as_json: bool) -> None:

@@ -1,6 +1,5 @@
 """From ``module:function`` on the command line to a function with its arguments, ready to be planned."""
 
-import dataclasses
 import difflib
 import importlib
 import importlib.util
@@ -12,7 +11,7 @@ from typing import Any
 
 import jax
 
-from ..api import ParallelFunction
+from ..api import ParallelFunction, auto_parallel
 from ..config import AutoParallelConfig
 from ..errors import SbpError
 from ..placement import Placement
@@ -24,7 +23,10 @@ _DEFAULT = AutoParallelConfig()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A function of arrays in trees, what it is called with, and what its decorator said of it."""
+    """A function, what it is called with, and what its decorator said of it.
+
+    ``has_objects``: it takes Flax nnx objects, which are updated in place; then ``in_sbp`` are pins by variable path.
+    """
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -35,6 +37,7 @@ class Target:
     out_sbp: Any = None
     placement: Placement | int | str | None = None
     config: AutoParallelConfig = _DEFAULT
+    has_objects: bool = False
 
 
 def load(reference: str, option: str = "") -> Any:
@@ -141,8 +144,7 @@ def example_arguments(shapes: str | None, maker: str | None, real: bool = False)
 
 
 def target(fn: Any, args: tuple[Any, ...], donate: Sequence[int] | None, static: Sequence[int] = ()) -> Target:
-    """The function as one of arrays in trees. What ``auto_parallel`` was told by its decorator holds, where nothing
-    else is said; a step on Flax nnx objects becomes one on their state, which is donated."""
+    """The function with what its decorator said of it, where nothing else is said."""
     name = getattr(fn, "__name__", type(fn).__name__)
     bad = [i for i in (*(donate or ()), *static) if not 0 <= i < len(args)]
     if bad:
@@ -152,17 +154,33 @@ def target(fn: Any, args: tuple[Any, ...], donate: Sequence[int] | None, static:
             fn._fn, args, name, fn._donate if donate is None else tuple(donate), tuple(static) or fn._static,
             fn._in_sbp, fn._out_sbp, fn._placement, fn._config,
         )  # fmt: skip
-    if "flax" in sys.modules:
-        from ..flax.jit import ModuleFunction, _is_object
-        from ..flax.jit import jit as flax_jit
+    if "flax" in sys.modules:  # without it there are no objects of it
+        from ..flax.jit import ModuleFunction
+        from ..flax.variables import is_object
 
         is_planned = isinstance(fn, ModuleFunction)
-        if is_planned or any(_is_object(x) for x in args):
-            module = fn if is_planned else flax_jit(_plain(fn))
-            with blaming(name):
-                function, state, arrays, _ = module._split(args)
-            return dataclasses.replace(target(function, (state, *arrays), donate), name=name)
+        if is_planned or any(map(is_object, jax.tree.leaves(args, is_leaf=is_object))):
+            if donate:
+                raise SbpError(f"--donate: {name} takes Flax objects, whose state is donated always")
+            placement, config = (fn._placement, fn._config) if is_planned else (None, None)
+            pins = fn._pins if is_planned else None
+            return Target(
+                fn._fn if is_planned else _plain(fn), args, name, (), tuple(static), pins, None, placement,
+                config or _DEFAULT, True,
+            )  # fmt: skip
     return Target(_plain(fn), args, name, tuple(donate or ()), tuple(static))
+
+
+def parallel(found: Target, where: Placement | int | str | None, config: AutoParallelConfig) -> Any:
+    """The function planned for ``where``: called as it is, and with ``.plan(*args)``."""
+    if found.has_objects:
+        from ..flax.jit import jit
+
+        return jit(found.fn, placement=where, config=config, sbp=found.in_sbp, static_argnums=found.static)
+    return auto_parallel(
+        found.fn, placement=where, config=config, donate_argnums=found.donate, static_argnums=found.static,
+        in_sbp=found.in_sbp, out_sbp=found.out_sbp,
+    )  # fmt: skip
 
 
 def _plain(fn: Any) -> Any:
