@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.cli import main
+from sbp_jax.cli import main, reading
 from sbp_jax.cli.target import load
 
 HERE = Path(__file__).parent
@@ -44,3 +44,37 @@ def test_files_that_are_no_plans(command: list[str], tmp_path: Path, monkeypatch
     assert main([*command, "bad.json"]) == 2
     said = capsys.readouterr()
     assert "is not a whole plan" in said.err and "Traceback" not in said.err and said.out == ""
+
+
+def test_one_value_is_explained(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = sbp.Plan.load(saved)
+    assert main(["explain", str(saved), "0/a"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == str(plan.explain("0/a"))
+    assert main(["explain", str(saved), "0/a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(plan.explain("0/a").to_dict()))
+    assert main(["explain", str(saved), "0/aa"]) == 2
+    assert "0/a" in capsys.readouterr().err
+
+
+def test_the_exit_code_says_whether_plans_differ(saved: Path, tmp_path: Path, capsys) -> None:
+    other = tmp_path / "other.json"
+    planned(in_sbp=({"a": "S(0), S(0)", "b": None}, None)).save(other)
+    assert main(["diff", str(saved), str(saved)]) == 0
+    capsys.readouterr()
+    assert main(["diff", str(saved), str(other)]) == 1
+    assert "0/a" in capsys.readouterr().out
+    assert main(["diff", str(saved), str(other), "--json"]) == 1
+    assert "S(0), S(0)" in json.dumps(json.loads(capsys.readouterr().out))
+
+
+def test_a_page_is_written_and_opened(saved: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    opened = []
+    monkeypatch.setattr(reading.webbrowser, "open", opened.append)
+    page = tmp_path / "plan.html"
+    assert main(["html", str(saved), "-o", str(page)]) == 0
+    assert capsys.readouterr().out == f"wrote {page}\n" and opened == []
+    assert "<html" in page.read_text().lower()
+    assert main(["html", str(saved), "-o", str(page), "--open"]) == 0
+    assert opened == [page.as_uri()]
+    assert main(["html", str(saved), "-o", str(tmp_path / "no" / "plan.html")]) == 2
+    assert "there is no folder" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import Any
 import shtab
 
 from ..planned import Plan
+from ..report.diff import diff as compare
 from .base import Run, check_output, command
 
 _FILE = getattr(shtab, "FILE")  # noqa: B009
@@ -39,7 +40,7 @@ def _explain(args: argparse.Namespace) -> None:
     if args.name is None:
         print(json.dumps(plan.to_json()) if args.json else plan)
     else:
-        _show(plan.explain(args.name), args.json)  # pyright: ignore
+        _show(plan.explain(args.name), args.json)
 
 
 @command(
@@ -57,10 +58,7 @@ def diff(parser: argparse.ArgumentParser) -> Run:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    before, after = Plan.load(args.before), Plan.load(args.after)
-    from ..report.diff import diff as compare  # pyright: ignore
-
-    found = compare(before, after)
+    found = compare(Plan.load(args.before), Plan.load(args.after))
     _show(found, args.json)
     return 0 if found.same else 1
 
