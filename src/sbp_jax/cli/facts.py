@@ -103,13 +103,14 @@ def gather(run: Any = subprocess.run) -> Facts:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of those that are installed."""
+    """Of those that are installed, and of this one, which may also be run from its source."""
     found = {}
     for name in packages:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            continue
+            if name == "sbp-jax":
+                found[name] = sys.modules["sbp_jax"].__version__
     return found
 
 
