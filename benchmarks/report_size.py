@@ -6,7 +6,8 @@
 
 Models are those of ``planning_time.py``. The browser is headless Chromium, found on the PATH; "opened" is the time from
 the start of the page's load to its load event by its own clock (``performance.now``); "drawn" is the time of a whole
-browser, from its start to a picture of the page, less that of an empty page. Each time the profile is a fresh one. Results go to ``results/report.txt`` with ``--write``.
+browser, from its start to a picture of the page, less that of an empty page. Each time the profile is
+a fresh one. Results go to ``results/report.txt`` with ``--write``.
 """
 
 import argparse
@@ -94,7 +95,8 @@ def main() -> None:
         made = time.process_time() - start
         nodes = plan.statistics.get("nodes", 0)
         lines = [
-            f"report of {args.plan or args.model} on {plan.placement}: {nodes:.0f} nodes, {len(plan.boxings())} boxings",
+            f"report of {args.plan or args.model} on {plan.placement}: {nodes:.0f} nodes, "
+            f"{len(plan.boxings())} boxings",
             f"  plan as JSON      {saved.stat().st_size / 1e6:8.2f} MB",
             f"  report as HTML    {page.stat().st_size / 1e6:8.2f} MB, made in {made:.1f} s of the processor "
             "(simulated three times)",
@@ -110,7 +112,7 @@ def main() -> None:
             lines += [
                 f"  opened            {best['load'] / 1e3:8.2f} s to its load event, the best of 3; the worst "
                 f"{max(r['load'] for r in runs) / 1e3:.2f} s; {best['nodes']:.0f} elements",
-                f"  drawn             {drawn:8.2f} s more than an empty page; {whole:.2f} s with the browser's own start",
+                f"  drawn             {drawn:8.2f} s more than an empty page; {whole:.2f} s with the browser's start",
                 f"  browser           {version}",
             ]
     text = "\n".join(lines)

@@ -36,17 +36,17 @@ def line_of(words: str, fn: Callable[..., Any] = model) -> str:
     return f"report_case.py:{first + next(k for k, line in enumerate(lines) if words in line)}"
 
 
-def shapes() -> tuple[Any, Any]:
+def shapes(batch: int = BATCH) -> tuple[Any, Any]:
     """The step's arguments."""
     f = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)  # noqa: E731
     params = {
         "up": {"w": f(FEATURES, HIDDEN), "b": f(HIDDEN)},
         "down": {"w": f(HIDDEN, FEATURES), "b": f(FEATURES)},
     }
-    return {"params": params, "momentum": params}, {"x": f(BATCH, FEATURES), "y": f(BATCH, FEATURES)}
+    return {"params": params, "momentum": params}, {"x": f(batch, FEATURES), "y": f(batch, FEATURES)}
 
 
-def make(**options: Any) -> sbp.Plan:
+def make(batch: int = BATCH, **options: Any) -> sbp.Plan:
     """The step's plan."""
     where = options.pop("placement", None) or sbp.placement.abstract((8,), axis_names=("tp",), cluster="h100")
-    return sbp.plan(step, *shapes(), placement=where, donate_argnums=0, **options)
+    return sbp.plan(step, *shapes(batch), placement=where, donate_argnums=0, **options)

@@ -65,7 +65,7 @@ def test_its_data_and_html(plan: sbp.Plan) -> None:
 def test_unknown_names_get_the_nearest(plan: sbp.Plan) -> None:
     with pytest.raises(sbp.PlanError, match=r"called '0/param/up/w'; did you mean '0/params/up/w'"):
         plan.explain("0/param/up/w")
-    with pytest.raises(sbp.PlanError, match="'down' means .* decisions .*: an alternative is of one"):
+    with pytest.raises(sbp.PlanError, match=r"'down' means .* decisions .*: an alternative is of one"):
         plan.explain("down", alternative="B")
     with pytest.raises(sbp.PlanError, match=r"\(P\) is not among the signatures of 0/.*Possible: .*\(S\(0\)\)"):
         plan.explain("0/params/up/w", alternative="P")
@@ -73,8 +73,9 @@ def test_unknown_names_get_the_nearest(plan: sbp.Plan) -> None:
         plan.explain("0/params/up/w", alternative="S(7)")
 
 
-def test_what_a_memory_limit_forbids_is_told(plan: sbp.Plan) -> None:
-    tight = make(config=sbp.AutoParallelConfig(memory_limit=0.8 * plan.memory_per_device))
+def test_what_a_memory_limit_forbids_is_told() -> None:
+    limit = 0.8 * make(batch=8192).memory_per_device
+    tight = make(batch=8192, config=sbp.AutoParallelConfig(memory_limit=limit))
     found = [d for d in tight.insight.decisions if any(a.seconds < -1e-9 for a in d.alternatives)]
     assert found, "a limit that binds makes some single change cheaper"
     assert any(a.peak_bytes > 0 for d in found for a in d.alternatives if a.seconds < -1e-9)

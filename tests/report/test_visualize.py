@@ -64,5 +64,5 @@ def test_scalars_and_many_dimensions() -> None:
 
 
 def test_what_cannot_be_drawn() -> None:
-    with pytest.raises(sbp.SignatureError, match="visualize takes a global tensor, a jax.Array, or a signature"):
+    with pytest.raises(sbp.SignatureError, match=r"visualize takes a global tensor, a jax\.Array, or a signature"):
         sbp.visualize([1, 2])

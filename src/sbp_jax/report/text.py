@@ -78,7 +78,9 @@ def render_tables(tables: Iterable[Table], width: int = WIDTH) -> str:
 
 def table(title: str, *columns: tuple[str, str]) -> Table:
     """A table without frames; columns are (name, "left" or "right")."""
-    made = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False, padding=(0, 1))
+    made = Table(
+        title=title, box=box.SIMPLE, title_justify="left", pad_edge=False, padding=(0, 1), min_width=len(title)
+    )
     for name, justify in columns:
         made.add_column(name, justify=justify, no_wrap=True)  # pyright: ignore[reportArgumentType]
     return made
