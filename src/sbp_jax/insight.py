@@ -106,7 +106,7 @@ class Insight:
     members: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON data: strings and signatures once each, equal neighbours as runs."""
+        """Plain JSON data: strings, signatures, and what alike decisions could have been once each; runs as such."""
         texts: dict[str, int] = {}
 
         def n(text: object) -> int:
@@ -115,17 +115,30 @@ class Insight:
         def many(items: Sequence[object]) -> list[int]:
             return [n(x) for x in items]
 
+        ways: dict[tuple[Signature, tuple[Signature, ...]], int] = {}
+        looks: dict[object, int] = {}
+
+        def way(signature: Signature, reads: tuple[Signature, ...]) -> int:
+            return ways.setdefault((signature, reads), len(ways))
+
+        def alternatives(d: Decision) -> int:
+            rows = tuple(
+                (way(a.signature, a.reads), _plain(a.compute_seconds), _plain(a.boxing_seconds), _plain(a.peak_bytes))
+                for a in d.alternatives
+            )
+            return looks.setdefault(rows, len(looks))
+
         decisions = [
-            [n(d.op), n(d.name), n(d.source), list(d.shape), n(d.dtype), n(d.signature), many(d.reads),
-             [list(s) for s in d.spots], list(d.made_by), d.compute_seconds,
-             [[n(a.signature), many(a.reads), a.compute_seconds, a.boxing_seconds, a.peak_bytes]
-              for a in d.alternatives]]
+            [n(d.op), n(d.name), n(d.source), list(d.shape), n(d.dtype), way(d.signature, d.reads),
+             [x for s in d.spots for x in s], list(d.made_by), d.compute_seconds, alternatives(d)]
             for d in self.decisions
         ]  # fmt: skip
         return {
             "spots": [[n(s.layer), PHASES.index(s.phase)] for s in self.spots],
             "node_spots": _runs(self.node_spots),
             "decisions": decisions,
+            "ways": [[n(signature), *many(reads)] for signature, reads in ways],
+            "alternatives": [[x for row in rows for x in row] for rows in looks],  # pyright: ignore
             "argument_kinds": _runs(many(self.argument_kinds)),
             "argument_layers": _runs(many(self.argument_layers)),
             "argument_decisions": list(self.argument_decisions),
@@ -147,14 +160,19 @@ class Insight:
                 signatures[k] = Signature.parse(texts[k])
             return signatures[k]
 
+        ways: list[tuple[Signature, tuple[Signature, ...]]] = [
+            (s(made), tuple(map(s, reads))) for made, *reads in data["ways"]
+        ]
+        looks = [
+            tuple(Alternative(*ways[w], x, y, z) for w, x, y, z in zip(*[iter(row)] * 4, strict=True))
+            for row in data["alternatives"]
+        ]
         decisions = tuple(
             Decision(
-                texts[op], texts[name], texts[source], tuple(shape), texts[dtype], s(signature), tuple(map(s, reads)),
-                tuple((a, b) for a, b in spots), tuple(made_by), seconds,
-                tuple(Alternative(s(a), tuple(map(s, b)), x, y, z) for a, b, x, y, z in alternatives),
+                texts[op], texts[name], texts[source], tuple(shape), texts[dtype], *ways[way],
+                tuple(zip(spots[::2], spots[1::2], strict=True)), tuple(made_by), seconds, looks[look],
             )
-            for op, name, source, shape, dtype, signature, reads, spots, made_by, seconds, alternatives
-            in data["decisions"]
+            for op, name, source, shape, dtype, way, spots, made_by, seconds, look in data["decisions"]
         )  # fmt: skip
         return cls(
             tuple(Spot(texts[layer], PHASES[phase]) for layer, phase in data["spots"]),
@@ -176,3 +194,8 @@ def _runs(numbers: Sequence[int]) -> list[int]:
 
 def _unrolled(runs: Sequence[int]) -> tuple[int, ...]:
     return tuple(x for number, times in zip(runs[::2], runs[1::2], strict=True) for x in (number,) * times)
+
+
+def _plain(x: float) -> float | int:
+    """A whole number without its point: shorter, and equal."""
+    return int(x) if x == int(x) else x

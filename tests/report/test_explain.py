@@ -26,7 +26,7 @@ def test_alternatives_are_the_programs_own_costs(plan: sbp.Plan) -> None:
     for a in plan.explain("0/params/up/w").items[0].decision.alternatives:
         true = plan.explain("0/params/up/w", alternative=str(a.signature)).replanned
         assert true is not None and true.signature == str(a.signature)
-        assert -1e-12 <= true.step_seconds <= a.seconds * (1 + 1e-4) + 1e-9
+        assert -1e-12 <= true.step_seconds <= a.seconds * (1 + 1e-3) + 1e-9
         assert true.plan.signatures()[0]  # a plan like any other
         assert str(next(x for x in true.plan.inputs if x.path == "0/params/up/w").signature) == str(a.signature)
 

@@ -52,7 +52,7 @@ def test_a_saved_plan_gives_the_same_step(plan: sbp.Plan, step: Simulation, tmp_
     again = sbp.Plan.load(tmp_path / "plan.json")
     assert again.timeline == plan.timeline and again.boxing_list == plan.boxing_list
     assert again.simulate() == step == sbp.simulate(again)
-    assert (tmp_path / "plan.json").stat().st_size < 100_000
+    assert (tmp_path / "plan.json").stat().st_size < 200_000  # half of it: layers, decisions and their alternatives
 
 
 def test_labels_name_the_users_lines(step: Simulation) -> None:

@@ -24,7 +24,7 @@ from .problem import IMPOSSIBLE, Problem
 from .timeline import label_of
 
 _MOST = 6
-_DIGITS = 6
+_DIGITS = 4
 
 
 def insight(

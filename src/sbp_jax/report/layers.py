@@ -105,7 +105,7 @@ def rows(plan: PlanData, exposed: Mapping[int, float] | None = None) -> list[Row
     names = Counter(star(row.name) for row in found.values())
     for row in found.values():
         if row.count > 1:
-            row.name = star(row.name) if names[star(row.name)] == 1 else f"{star(row.name)} as {row.name}"
+            row.name = star(row.name) if names[star(row.name)] == 1 else f"{row.name} and alike"
     _account(plan, of, exposed or {})
     for row in found.values():
         row.activations = _activations(plan, row)

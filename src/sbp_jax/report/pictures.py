@@ -175,10 +175,10 @@ def memory(plan: PlanData, facts: Facts | None, kinds: Sequence[ByKind]) -> str:
         held = b
     line.append((x(end), y(held)))
     parts = [svg.line(left, y(0), width - 16, y(0), css="axis")]
-    for k in range(5):
-        b = most * k / 4.4
-        parts.append(svg.line(left, y(b), width - 16, y(b), css="axis"))
-        parts.append(svg.text(left - 8, y(b) + 4, brief_bytes(b), size=11, css="dim", anchor="end"))
+    step = _round_step(most / 4)
+    for k in range(1, int(most / step) + 1):
+        parts.append(svg.line(left, y(k * step), width - 16, y(k * step), css="axis"))
+        parts.append(svg.text(left - 8, y(k * step) + 4, brief_bytes(k * step), size=11, css="dim", anchor="end"))
     parts.append(svg.path(line, "area", [(x(end), y(0)), (x(0.0), y(0))]))
     parts.append(svg.path(line, "curve"))
     at = next(t for t, b in points if b == peak)
@@ -201,6 +201,14 @@ def memory(plan: PlanData, facts: Facts | None, kinds: Sequence[ByKind]) -> str:
     parts.append(svg.text((left + width) / 2, height - 10, "time in the step", size=11, css="dim", anchor="middle"))
     label = f"Memory of a device over the step: {words}" + (f"; the limit is {brief_bytes(limit)}" if limit else "")
     return svg.image(width, height, label, "".join(parts), "full")
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5, 10, ... 500 of a unit of bytes that is at least so many."""
+    unit = 1.0
+    while unit * 1000 < least:
+        unit *= 1024
+    return next((unit * k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500) if unit * k >= least), unit * 1024)
 
 
 def _thinned(points: Sequence[tuple[float, float]], end: float) -> list[tuple[float, float]]:

@@ -34,7 +34,7 @@ padding:4px 10px 4px 0;white-space:nowrap;background:transparent}}
 .sbp .n{{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}}
 .sbp code,.sbp .mono{{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;background:none;color:inherit;
 padding:0}}
-.sbp td.mono{{white-space:nowrap}}
+.sbp td.mono{{white-space:nowrap;padding:6px 10px 4px 0}}
 .sbp .wrap{{overflow-wrap:anywhere}}
 .sbp .sig{{display:inline-flex;gap:2px;vertical-align:1px;white-space:nowrap}}
 .sbp .sig i{{font:600 11px/16px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;border-radius:3px;padding:0 4px;

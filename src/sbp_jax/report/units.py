@@ -39,8 +39,8 @@ def human_seconds(s: float) -> str:
 
 
 def signed(text: str, number: float) -> str:
-    """A difference: with its sign, "±0" for none."""
-    return "±0" if not number else text if number < 0 else f"+{text}"
+    """A difference: with its sign, "±0" for none, "~0" for next to none."""
+    return "±0" if not number else "~0" if text.startswith("<") else text if number < 0 else f"+{text}"
 
 
 def percent(part: float, whole: float) -> str:
