@@ -163,13 +163,15 @@ class Insight:
         ways: list[tuple[Signature, tuple[Signature, ...]]] = [
             (s(made), tuple(map(s, reads))) for made, *reads in data["ways"]
         ]
-        looks = [
-            tuple(Alternative(*ways[w], x, y, z) for w, x, y, z in zip(*[iter(row)] * 4, strict=True))
-            for row in data["alternatives"]
-        ]
+
+        def alternatives(row: Sequence[Any]) -> tuple[Alternative, ...]:
+            fours = zip(row[::4], row[1::4], row[2::4], row[3::4], strict=True)
+            return tuple(Alternative(ways[w][0], ways[w][1], x, y, z) for w, x, y, z in fours)
+
+        looks = [alternatives(row) for row in data["alternatives"]]
         decisions = tuple(
             Decision(
-                texts[op], texts[name], texts[source], tuple(shape), texts[dtype], *ways[way],
+                texts[op], texts[name], texts[source], tuple(shape), texts[dtype], ways[way][0], ways[way][1],
                 tuple(zip(spots[::2], spots[1::2], strict=True)), tuple(made_by), seconds, looks[look],
             )
             for op, name, source, shape, dtype, way, spots, made_by, seconds, look in data["decisions"]
