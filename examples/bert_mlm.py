@@ -9,7 +9,7 @@ byte, 10 % as they are. The step is a plain function of a ``TrainState``, ``sbp.
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import flax.linen as nn
 import jax
@@ -98,13 +98,15 @@ def create(config: BertConfig, options: argparse.Namespace) -> TrainState:
     params = jax.jit(model.init)(keys, jnp.zeros((1, options.seq), jnp.int32))["params"]
     schedule = optax.warmup_constant_schedule(0.0, options.learning_rate, options.steps // 5)
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
-    return TrainState.create(apply_fn=model.apply, params=params, tx=tx)
+    # The count of steps is an array from the start, as it is after the first: one type, one compilation.
+    return TrainState.create(apply_fn=model.apply, params=params, tx=tx).replace(step=jnp.zeros((), jnp.int32))
 
 
 def main(arguments: list[str] | None = None) -> dict[str, object]:
     """Run the tutorial; the plan, the losses, and those of one device."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--layers", type=int, help="default: the size's")
     parser.add_argument("--batch", type=int, default=32, help="texts in a step, on all devices together")
     parser.add_argument("--seq", type=int, default=64, help="bytes of a text")
     parser.add_argument("--steps", type=int, default=60)
@@ -114,6 +116,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     options = parser.parse_args(arguments)
     where = devices(("dp", "tp"), options.mesh)
     config, corpus = SIZES[options.size], Corpus.standard_library()
+    config = replace(config, layers=options.layers or config.layers)
     texts = lambda i: corpus.batch(i, options.batch, options.seq)["inputs"]  # noqa: E731
 
     state = create(config, options)

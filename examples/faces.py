@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 
 import sbp_jax as sbp
-from shared import brief, check, check_equal, devices, mesh_shape, mib
+from shared import Batch, brief, check, check_equal, devices, mesh_shape, mib
 
 MARGIN, SCALE = 0.35, 32.0  # CosFace (Wang et al., arXiv:1801.09414): cosines less a margin for the right class
 
@@ -38,14 +38,14 @@ class Faces(nnx.Module):
         return y @ (centres * jax.lax.rsqrt((centres * centres).sum(0, keepdims=True) + 1e-6))
 
 
-def loss_fn(model: Faces, batch: dict[str, jax.Array]) -> jax.Array:
+def loss_fn(model: Faces, batch: Batch) -> jax.Array:
     """Mean cross entropy in nats of the scaled cosines, the right one made smaller by the margin."""
     cosines = model(batch["x"])
     right = jnp.arange(cosines.shape[1]) == batch["y"][:, None]
     return optax.softmax_cross_entropy_with_integer_labels(SCALE * (cosines - MARGIN * right), batch["y"]).mean()
 
 
-def train_step(model: Faces, optimizer: nnx.Optimizer, batch: dict[str, jax.Array]) -> jax.Array:
+def train_step(model: Faces, optimizer: nnx.Optimizer, batch: Batch) -> jax.Array:
     """One step of training, in place. Nothing in it knows of devices."""
     loss, grads = nnx.value_and_grad(loss_fn)(model, batch)
     optimizer.update(model, grads)
@@ -58,7 +58,7 @@ def create(options: argparse.Namespace, identities: int) -> tuple[Faces, nnx.Opt
     return model, nnx.Optimizer(model, optax.adam(options.learning_rate), wrt=nnx.Param)
 
 
-def faces(step: int, options: argparse.Namespace) -> dict[str, np.ndarray]:
+def faces(step: int, options: argparse.Namespace) -> Batch:
     """Pictures of the first 64 identities, each seen through noise."""
     rng, own = np.random.default_rng((1, step)), np.random.default_rng(0)
     y = rng.integers(0, min(64, options.identities), options.batch)

@@ -19,7 +19,7 @@ import optax
 from flax import nnx
 
 import sbp_jax as sbp
-from shared import Corpus, brief, check, check_equal, devices, mib
+from shared import Batch, Corpus, brief, check, check_equal, devices, mib
 from zoo.common import configure
 from zoo.gpt import SIZES, GptConfig
 from zoo.gpt_nnx import Gpt, loss_fn
@@ -27,14 +27,14 @@ from zoo.gpt_nnx import Gpt, loss_fn
 ADAPTED = ("query", "value")  # of every attention, as in the paper
 
 
-def pretrain_step(model: Gpt, optimizer: nnx.Optimizer, batch: dict[str, np.ndarray]) -> jax.Array:
+def pretrain_step(model: Gpt, optimizer: nnx.Optimizer, batch: Batch) -> jax.Array:
     """One step on all parameters, in place."""
     loss, grads = nnx.value_and_grad(loss_fn)(model, batch)
     optimizer.update(model, grads)
     return loss
 
 
-def finetune_step(model: Gpt, optimizer: nnx.Optimizer, batch: dict[str, np.ndarray]) -> jax.Array:
+def finetune_step(model: Gpt, optimizer: nnx.Optimizer, batch: Batch) -> jax.Array:
     """One step on the adapters, in place: gradients are taken of ``nnx.LoRAParam`` only."""
     loss, grads = nnx.value_and_grad(loss_fn, argnums=nnx.DiffState(0, nnx.LoRAParam))(model, batch)
     optimizer.update(model, grads)
@@ -55,7 +55,7 @@ def bytes_of(model: Gpt, kind: type) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(nnx.state(model, kind)))
 
 
-def shouting(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def shouting(batch: Batch) -> Batch:
     """The same text in capital letters."""
     return {k: np.where((v >= ord("a")) & (v <= ord("z")), v - 32, v) for k, v in batch.items()}
 
@@ -70,6 +70,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     """Run the tutorial; the plans, the losses, and the adapters' bytes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=SIZES, default="tiny")
+    parser.add_argument("--layers", type=int, help="default: the preset's")
     parser.add_argument("--rank", type=int, default=4, help="of the adapters")
     parser.add_argument("--batch", type=int, default=16, help="texts in a step, on all devices together")
     parser.add_argument("--seq", type=int, default=32, help="bytes of a text")
@@ -80,7 +81,8 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     parser.add_argument("--compare-steps", type=int, default=5, help="steps repeated on a single device")
     options = parser.parse_args(arguments)
     where = devices(("dp",))
-    sizes = {"vocab": 256, "seq": options.seq, "dropout": 0.0, "dtype": "float32"}
+    layers = options.layers or SIZES[options.preset].layers
+    sizes = {"layers": layers, "vocab": 256, "seq": options.seq, "dropout": 0.0, "dtype": "float32"}
     config: GptConfig = configure(SIZES, options.preset, sizes)
     corpus = Corpus.standard_library()
     batch = lambda i: corpus.batch(i, options.batch, options.seq)  # noqa: E731
@@ -108,9 +110,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     print(f"\nadapters: {mib(adapters)}")
     print(brief(plan, "0/model/blocks/*/wide/kernel/*", "0/model/blocks/*/lora_*", "1/batch/inputs"))
     all_sent = mib(whole.bytes_on_wire)
-    print(
-        f"  a device sends {mib(plan.bytes_on_wire)} a step; to train all parameters data parallel it would {all_sent}"
-    )
+    print(f"  a device sends {mib(plan.bytes_on_wire)} a step; to train all parameters it would {all_sent}")
     check(plan.verify().ok, "the compiled program moves what the plan says, no more")
     most = 2 * (1 - 1 / where.size) * adapters
     check(plan.bytes_on_wire <= most + 64, "what is sent are the adapters' gradients, summed once, and the loss")

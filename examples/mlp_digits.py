@@ -10,6 +10,7 @@ script makes four choices, trains the same perceptron with each, and checks that
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from flax import nnx
 from sklearn.datasets import load_digits
 
 import sbp_jax as sbp
-from shared import brief, check, check_equal, devices
+from shared import Batch, brief, check, check_equal, devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Mlp(nnx.Module):
     """Images (batch, 64) -> logits (batch, 10). Annotations, as anywhere in Flax, say what is pinned."""
 
     def __init__(self, hidden: int, strategy: Strategy, rngs: nnx.Rngs):
-        def init(dims: tuple[str | None, str | None] | None) -> nnx.initializers.Initializer:
+        def init(dims: tuple[str | None, str | None] | None) -> Any:
             plain = nnx.initializers.glorot_uniform()
             return plain if dims is None else nnx.with_partitioning(plain, dims)
 
@@ -60,7 +61,7 @@ class Mlp(nnx.Module):
         return self.narrow(nnx.relu(self.wide(images)))
 
 
-def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def digits() -> tuple[Batch, Batch]:
     """1,437 images to learn from and 360 to be judged by: {"x": (n, 64) in 0..1, "y": (n,) 0..9}."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -90,9 +91,9 @@ def train(strategy: Strategy, options: argparse.Namespace) -> tuple[sbp.Plan, li
         optimizer = nnx.Optimizer(model, optax.adam(options.learning_rate), wrt=nnx.Param)
 
     @sbp.flax.jit(placement=where)
-    def train_step(model: Mlp, optimizer: nnx.Optimizer, batch: dict[str, jax.Array]) -> jax.Array:
+    def train_step(model: Mlp, optimizer: nnx.Optimizer, batch: Batch) -> jax.Array:
         def loss_fn(model: Mlp) -> jax.Array:
-            x = batch["x"] if strategy.batch is None else sbp.to_global(batch["x"], sbp=strategy.batch)
+            x: Any = batch["x"] if strategy.batch is None else sbp.to_global(batch["x"], sbp=strategy.batch)
             return optax.softmax_cross_entropy_with_integer_labels(model(x), batch["y"]).mean()
 
         loss, grads = nnx.value_and_grad(loss_fn)(model)

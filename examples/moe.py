@@ -5,11 +5,13 @@
 
 Every byte of text goes to the two of the experts that its router likes best, as long as those have room (GShard,
 Lepikhin et al., arXiv:2006.16668). Which byte goes where is a one-hot tensor, so routing is two einsums, and expert
-parallelism is a matter of signatures: experts S(0) along an axis, sequences S(0) before and after, an all_to_all between.
+parallelism is a matter of signatures: experts S(0) along an axis, sequences S(0) before and after, an all_to_all in
+between.
 The script plans that three ways: as data parallelism, which copies experts; with experts pinned; and freely.
 """
 
 import argparse
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ import optax
 from flax import nnx
 
 import sbp_jax as sbp
-from shared import Corpus, brief, check, check_equal, devices, mesh_shape, mib
+from shared import Batch, Corpus, brief, check, check_equal, devices, mesh_shape, mib
 from zoo.gpt import GptConfig
 from zoo.gpt_nnx import Attention
 from zoo.moe import MoeConfig, route
@@ -30,7 +32,7 @@ class Experts(nnx.Module):
 
     def __init__(self, config: MoeConfig, axis: str | None, rngs: nnx.Rngs):
         init = nnx.initializers.normal(0.05)
-        pin = {} if axis is None else {"out_sharding": (axis, None, None)}
+        pin: dict[str, Any] = {} if axis is None else {"out_sharding": (axis, None, None)}
         e, h, m = config.experts, config.hidden, config.middle
         self.config = config
         self.norm = nnx.LayerNorm(h, rngs=rngs)
@@ -67,7 +69,7 @@ class MixtureModel(nnx.Module):
         return self.tokens.attend(x), balance
 
 
-def train_step(model: MixtureModel, optimizer: nnx.Optimizer, batch: dict[str, jax.Array]) -> jax.Array:
+def train_step(model: MixtureModel, optimizer: nnx.Optimizer, batch: Batch) -> jax.Array:
     """One step, in place; the loss in nats a byte, without the balance loss. Nothing in it knows of devices."""
 
     def loss_fn(model: MixtureModel) -> tuple[jax.Array, jax.Array]:

@@ -2,17 +2,19 @@
 
 import argparse
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 import sbp_jax as sbp
 
+Batch: TypeAlias = dict[str, Any]  # arrays by name, the batch their first dimension
 SIMULATED = "xla_force_host_platform_device_count"
 
 
@@ -78,13 +80,16 @@ def brief(plan: sbp.Plan, *watched: str) -> str:
         found = Counter(str(leaf.signature) for leaf in plan.inputs if fnmatch(leaf.path, pattern))
         said = ", ".join(f"({signature})" + (f" {n} times" if n > 1 else "") for signature, n in found.items())
         lines.append(f"  {pattern}: {said or 'no such argument'}")
-    times, sent = Counter(), Counter()
+    times: dict[str, int] = defaultdict(int)
+    sent: dict[str, float] = defaultdict(float)
     for boxing in plan.boxings():
         for move in boxing.moves:
             if move.is_collective:
                 times[move.kind] += round(boxing.times)
                 sent[move.kind] += boxing.times * move.bytes
-    lines += [f"  {kind}: {n} times a step, {mib(sent[kind])}" for kind, n in times.most_common()]
+    lines += [
+        f"  {kind}: {n} times a step, {mib(sent[kind])}" for kind, n in sorted(times.items(), key=lambda x: -x[1])
+    ]
     return "\n".join(lines)
 
 

@@ -47,14 +47,16 @@ def test_four_parallelisms_learn_the_same(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_batch_statistics_are_global() -> None:
-    result: dict[str, Any] = resnet.main(["--steps", "12", "--batch", "32", "--compare-steps", "2"])
+    result: dict[str, Any] = resnet.main(["--steps", "15", "--batch", "32", "--compare-steps", "1"])
     assert signatures(result["plan"], "^1/batch/images") == {"S(0), S(0)"}
     np.testing.assert_allclose(result["mean"], result["whole"], atol=1e-4)
-    np.testing.assert_allclose(result["losses"][:2], result["single"], rtol=1e-4)
+    np.testing.assert_allclose(result["losses"][:1], result["single"], rtol=1e-4)
 
 
 def test_bert_learns_from_masked_text() -> None:
-    result: dict[str, Any] = bert_mlm.main(["--steps", "20", "--batch", "16", "--seq", "32", "--compare-steps", "2"])
+    result: dict[str, Any] = bert_mlm.main(
+        ["--layers", "1", "--steps", "20", "--batch", "16", "--seq", "32", "--compare-steps", "2"]
+    )
     np.testing.assert_allclose(result["losses"][:2], result["single"], rtol=1e-4)
     assert int(result["state"].step) == 20
     assert result["plan"].optimality_gap < 0.01
@@ -70,20 +72,31 @@ def test_a_mask_hides_an_eighth() -> None:
 
 
 def test_experts_stay_and_tokens_travel() -> None:
-    result: dict[str, Any] = moe.main(["--layers", "1", "--steps", "15", "--compare-steps", "2"])
+    result: dict[str, Any] = moe.main(["--layers", "1", "--steps", "15", "--compare-steps", "1"])
     assert result["experts"] == {"copied": ["B, B"], "pinned": ["B, S(0)"], "planned": ["S(0), S(0)"]}
     for name in ("pinned", "planned"):
         assert "all_to_all" in kinds(result["plans"][name])
-    np.testing.assert_allclose(result["by_hand"], result["losses"][:2], rtol=1e-4)
+    np.testing.assert_allclose(result["by_hand"], result["losses"][:1], rtol=1e-4)
 
 
 def test_adapters_are_all_that_travels() -> None:
-    small = ["--steps", "20", "--pretrain-steps", "40", "--compare-steps", "2", "--planning-seconds", "4"]
+    small = [
+        "--layers",
+        "1",
+        "--steps",
+        "20",
+        "--pretrain-steps",
+        "40",
+        "--compare-steps",
+        "2",
+        "--planning-seconds",
+        "4",
+    ]
     result: dict[str, Any] = lora.main(small)
-    adapters = 4 * 2 * 2 * 2 * 64 * 4  # bytes of float32: two layers, two matrices with two adapters each
+    adapters = 4 * 2 * 2 * 64 * 4  # bytes of float32: two matrices with two adapters each, of 64 x 4
     assert result["adapters"] == adapters
     assert result["plan"].bytes_on_wire == pytest.approx(2 * 7 / 8 * adapters, rel=1e-3)
-    assert result["whole"].bytes_on_wire > 20 * result["plan"].bytes_on_wire
+    assert result["whole"].bytes_on_wire > 15 * result["plan"].bytes_on_wire
     np.testing.assert_allclose(result["losses"][:2], result["single"], rtol=1e-4)
 
 
