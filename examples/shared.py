@@ -87,9 +87,8 @@ def brief(plan: sbp.Plan, *watched: str) -> str:
             if move.is_collective:
                 times[move.kind] += round(boxing.times)
                 sent[move.kind] += boxing.times * move.bytes
-    lines += [
-        f"  {kind}: {n} times a step, {mib(sent[kind])}" for kind, n in sorted(times.items(), key=lambda x: -x[1])
-    ]
+    for kind in sorted(times, key=times.__getitem__, reverse=True):
+        lines.append(f"  {kind}: {times[kind]} times a step, {mib(sent[kind])}")
     return "\n".join(lines)
 
 
