@@ -19,8 +19,11 @@ os.environ["JAX_PPRINT_USE_COLOR"] = "0"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["PYTHONPATH"] = os.pathsep.join(str(p) for p in (HERE, ROOT / "src", ROOT / "examples"))
 
+import kernels
 import public
 import sbp_jax
+
+kernels.prepare()
 
 project = "sbp_jax"
 author = "the sbp_jax authors"
@@ -47,6 +50,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!sbp_jax\b).*"),
     (r"py:.*", r"sbp_jax\.tensor\..*(\._At|\.Stored)"),  # how global tensors are kept: nobody makes one by hand
+    (r"py:.*", r"sbp_jax\.report\..*"),  # what reports are made of
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -75,3 +79,4 @@ def setup(app: Any) -> None:
     app.connect("source-read", public.links)
     app.connect("missing-reference", public.resolve)
     app.connect("env-check-consistency", public.check)
+    app.connect("build-finished", kernels.tell_seconds)

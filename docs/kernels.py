@@ -1,8 +1,9 @@
-"""The kernels that run pages and notebooks: nobody's own IPython profile, and quiet."""
+"""The kernels that run pages and notebooks: nobody's own IPython profile, quiet, and timed."""
 
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 # Else every kernel warns that it listens on a port, and that frozen modules cannot be debugged.
 _CONFIG = "c.IPKernelApp.log_level = 40\n"
@@ -16,3 +17,18 @@ def prepare() -> None:
     (profile / "ipython_kernel_config.py").write_text(_CONFIG)
     os.environ["IPYTHONDIR"] = str(folder)
     os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
+
+
+def tell_seconds(app: Any, error: Exception | None) -> None:
+    """Sphinx's hook: print how long each page ran that was executed in this build."""
+    if error is not None:
+        return
+    taken: dict[str, float] = {}
+    for page in app.env.found_docs:
+        data = app.env.nb_metadata.get(page, {}).get("exec_data") or {}
+        if data.get("runtime"):
+            taken[page] = data["runtime"]
+    for page in sorted(taken, key=lambda page: -taken[page]):
+        print(f"{page:<32} {taken[page]:8.1f} s")
+    if taken:
+        print(f"{'pages run':<32} {sum(taken.values()):8.1f} s")

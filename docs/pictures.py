@@ -1,7 +1,6 @@
 """The pictures of these pages, drawn from the library's own data: nothing in them is placed or filled in by hand."""
 
 import io
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,14 +10,14 @@ matplotlib.use("svg")
 
 import numpy as np
 from matplotlib import pyplot as plt
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 import sbp_jax as sbp
 
 plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sbp_jax", "font.size": 9, "font.family": "sans-serif"})
 
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b")
-INK, PALE = "#333333", "#e8e8e8"
+INK = "#333333"
 
 
 class Svg(str):
@@ -37,46 +36,21 @@ def svg(figure: Any) -> Svg:
     return Svg(text[text.index("<svg") :])
 
 
-def pieces(signature: str, placement: sbp.Placement, shape: tuple[int, int] = (8, 8)) -> Svg:
-    """What every device of a 1-d or 2-d mesh holds of a matrix: the global tensor is made, its components are drawn."""
-    return several([signature], placement, shape)
+class Html(str):
+    """HTML that Jupyter and Sphinx show."""
+
+    def _repr_html_(self) -> str:
+        return str(self)
 
 
-def several(signatures: Sequence[str], placement: sbp.Placement, shape: tuple[int, int] = (8, 8)) -> Svg:
-    """``pieces`` of several signatures side by side."""
-    rows, columns = placement.shape if placement.ndim == 2 else (1, placement.size)
-    figure, axes = plt.subplots(1, len(signatures), figsize=(0.3 + len(signatures) * columns * 0.95, 0.6 + rows * 1.05))
-    for axis, text in zip(np.atleast_1d(axes), signatures, strict=True):
-        _pieces(axis, text, placement, shape, rows, columns)
-    return svg(figure)
-
-
-def _pieces(axis: Any, text: str, placement: sbp.Placement, shape: tuple[int, int], rows: int, columns: int) -> None:
-    # Every element is its own number, so a component says which elements it holds; terms add up, so they are shares.
-    numbers = sbp.tensor(np.arange(1.0, 1 + math.prod(shape)).reshape(shape), placement=placement, sbp=_whole(text))
-    partial = "P" in text
-    components = numbers.to_local()
-    for i, (rank, component) in enumerate(zip(placement.flat_ranks, components, strict=True)):
-        x, y = (i % columns) * 1.25, (i // columns) * 1.45
-        axis.add_patch(Rectangle((x, y), 1, 1, facecolor=PALE, edgecolor="none"))
-        held = np.isin(np.arange(1.0, 1 + math.prod(shape)).reshape(shape), np.asarray(component))
-        here = np.argwhere(held)
-        (top, left), (bottom, right) = here.min(0), here.max(0) + 1
-        axis.add_patch(
-            Rectangle(
-                (x + left / shape[1], y + top / shape[0]), (right - left) / shape[1], (bottom - top) / shape[0],
-                facecolor="white" if partial else COLOURS[i % len(COLOURS)], edgecolor=COLOURS[i % len(COLOURS)],
-                hatch="////" if partial else None, linewidth=1.5,
-            )
-        )  # fmt: skip
-        axis.text(x + 0.5, y + 1.2, f"device {rank}", ha="center", va="center", color=INK, fontsize=7)
-    axis.set(xlim=(-0.1, columns * 1.25 - 0.1), ylim=(rows * 1.45, -0.1), aspect="equal", title=f"({text})")
-    axis.axis("off")
-
-
-def _whole(text: str) -> sbp.Signature:
-    """The signature with B for P: a term has the extent of the whole."""
-    return sbp.Signature(tuple(sbp.broadcast if str(c).startswith("P") else c for c in sbp.Signature.parse(text)))
+def pieces(signatures: Sequence[str], placement: sbp.Placement, shape: tuple[int, int] = (8, 8)) -> Html:
+    """What every device holds of a matrix, by several signatures side by side: ``sbp.visualize`` of each."""
+    cells = (
+        f"<figure style='margin:0'>{sbp.visualize(text, placement, shape)._repr_html_()}"
+        f"<figcaption style='text-align:center'><code>{text}</code></figcaption></figure>"
+        for text in signatures
+    )
+    return Html(f"<div style='display:flex;flex-wrap:wrap;gap:1.5em'>{''.join(cells)}</div>")
 
 
 def flow(steps: Sequence[tuple[str, str]], width: float = 7.5) -> Svg:

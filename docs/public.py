@@ -65,8 +65,11 @@ def docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: lis
 
 
 def links(app: Any, name: str, source: list[str]) -> None:
-    """Sphinx's hook: links of generated pages to files beside ``docs/`` lead to their pages here."""
-    source[0] = source[0].replace("](../benchmarks/README.md)", f"]({'../' * name.count('/')}benchmark_scripts.md)")
+    """Sphinx's hook: links that are right in the repository lead to the pages made of those files."""
+    source[0] = source[0].replace("](../benchmarks/README.md)", "](benchmark_scripts.md)")
+    if name.startswith("notebooks/"):
+        source[0] = source[0].replace("](../docs/", "](../")
+        source[0] = re.sub(r"\]\((\d\d_\w+)\.md\)", r"](\1.ipynb)", source[0])
 
 
 def resolve(app: Any, env: Any, node: Any, target: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 
-import public
+import public  # noqa: E402
 
 
 def entries() -> list[str]:

@@ -70,7 +70,15 @@ def render(plan: PlanData, facts: Facts | None = None, width: int = WIDTH) -> st
 def render_tables(tables: Iterable[Table], width: int = WIDTH) -> str:
     """Tables as plain text."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, no_color=True, highlight=False, markup=False)
+    console = Console(
+        file=buffer,
+        width=width,
+        no_color=True,
+        highlight=False,
+        markup=False,
+        force_jupyter=False,
+        force_terminal=False,
+    )
     for made in tables:
         console.print(made)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())

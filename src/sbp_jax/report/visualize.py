@@ -171,7 +171,9 @@ def _cells(v: Visualization) -> tuple[list[Any], list[Any], dict[tuple[Any, Any]
 def _text(v: Visualization) -> str:
     rows, columns, cells = _cells(v)
     buffer = io.StringIO()
-    console = Console(width=160, no_color=True, highlight=False, markup=False, file=buffer)
+    console = Console(
+        width=160, no_color=True, highlight=False, markup=False, file=buffer, force_jupyter=False, force_terminal=False
+    )
     mesh = ", ".join(f"{n}={k}" for n, k in zip(v.axis_names, v.mesh_shape, strict=True))
     console.print(f"{shape_text(v.shape)} as ({v.signature}) on {len(v.pieces)} devices [{mesh}]")
     dims = v.shown_dims
