@@ -123,7 +123,8 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         limit = options.memory * plan.memory_per_device
         asked = sbp.AutoParallelConfig(memory_limit=limit, time_limit=options.planning_seconds)
         short = sbp.flax.jit(finetune_step, placement=where, config=asked).plan(model, optimizer, shout(0))
-        split = [leaf for leaf in short.inputs if leaf.path.startswith("0/model/") and sbp.broadcast not in leaf.signature]
+        of_model = [leaf for leaf in short.inputs if leaf.path.startswith("0/model/")]
+        split = [leaf for leaf in of_model if sbp.broadcast not in leaf.signature]
         print(f"\nat most {mib(limit)} a device: {len(split)} arrays of the model are split, the largest are")
         for leaf in sorted(split, key=lambda leaf: -math.prod(leaf.shape))[:4]:
             print(f"  {leaf.path} {list(leaf.shape)} ({leaf.signature})")
