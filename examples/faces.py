@@ -104,17 +104,19 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     """Run the tutorial; both plans, the largest arrays moved, the losses, and those of one device."""
     options = read(arguments)
     where = devices(("dp", "tp"), options.mesh)
-    step = sbp.flax.jit(train_step, placement=where)
 
     # A plan needs shapes only, and so does XLA: nothing of this model is ever in memory.
     shapes = nnx.eval_shape(lambda: create(options, options.planned))
     print(f"{options.planned:,} identities, planned and compiled from shapes:")
+    step = sbp.flax.jit(train_step, placement=where)
     planned = step.plan(*shapes, faces(0, options))
     print(brief(planned))
     planned_largest = check_head(planned, step.lower(*shapes, faces(0, options)).compile(), options, options.planned)
 
     print(f"\n{options.identities:,} identities, trained:")
-    model, optimizer = create(options, options.identities)
+    # Born sharded: the head is never whole on one device.
+    model, optimizer = sbp.flax.create(create, options, options.identities, placement=where)
+    step = sbp.flax.jit(train_step, placement=where)
     plan = step.plan(model, optimizer, faces(0, options))
     print(brief(plan))
     largest = check_head(plan, step.lower(model, optimizer, faces(0, options)).compile(), options, options.identities)

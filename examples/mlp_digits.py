@@ -9,8 +9,6 @@ script makes four choices, trains the same perceptron with each, and checks that
 """
 
 import argparse
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,41 +19,29 @@ from sklearn.datasets import load_digits
 import sbp_jax as sbp
 from shared import Batch, brief, check, check_equal, devices
 
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """Who lies how: the mesh's axes, the batch's signature, and by which mesh axis each dim of the matrices is split.
-
-    ``None`` in the place of a signature leaves the choice to the planner.
-    """
-
-    axes: tuple[str, ...]
-    batch: str | None
-    wide: tuple[str | None, str | None] | None
-    narrow: tuple[str | None, str | None] | None
-
-
-STRATEGIES = {
+# By strategy the mesh's axes, and signatures by path, as pins: those of the matrices and of the images. What follows
+# from them (the bias of a split layer, Adam's moments) and all that is not named is the planner's choice.
+STRATEGIES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     # Every device has the whole model and its part of the batch; gradients are summed.
-    "data parallel": Strategy(("dp",), "S(0)", (None, None), (None, None)),
+    "data parallel": (("dp",), {"wide/kernel": "B", "narrow/kernel": "B", "batch/x": "S(0)"}),
     # Every device has the whole batch and its part of the hidden layer; the narrow matrix' products are summed.
-    "model parallel": Strategy(("tp",), "B", (None, "tp"), ("tp", None)),
+    "model parallel": (("tp",), {"wide/kernel": "S(1)", "narrow/kernel": "S(0)", "batch/x": "B"}),
     # Both: on a 2 x 4 mesh the batch is split in 2, the hidden layer in 4.
-    "hybrid parallel": Strategy(("dp", "tp"), "S(0), B", (None, "tp"), ("tp", None)),
-    "the planner's": Strategy(("dp", "tp"), None, None, None),
+    "hybrid parallel": (
+        ("dp", "tp"),
+        {"wide/kernel": "B, S(1)", "narrow/kernel": "B, S(0)", "batch/x": "S(0), B"},
+    ),
+    "the planner's": (("dp", "tp"), {}),
 }
 
 
 class Mlp(nnx.Module):
-    """Images (batch, 64) -> logits (batch, 10). Annotations, as anywhere in Flax, say what is pinned."""
+    """Images (batch, 64) -> logits (batch, 10)."""
 
-    def __init__(self, hidden: int, strategy: Strategy, rngs: nnx.Rngs):
-        def init(dims: tuple[str | None, str | None] | None) -> Any:
-            plain = nnx.initializers.glorot_uniform()
-            return plain if dims is None else nnx.with_partitioning(plain, dims)
-
-        self.wide = nnx.Linear(64, hidden, kernel_init=init(strategy.wide), rngs=rngs)
-        self.narrow = nnx.Linear(hidden, 10, kernel_init=init(strategy.narrow), rngs=rngs)
+    def __init__(self, hidden: int, rngs: nnx.Rngs):
+        init = nnx.initializers.glorot_uniform()
+        self.wide = nnx.Linear(64, hidden, kernel_init=init, rngs=rngs)
+        self.narrow = nnx.Linear(hidden, 10, kernel_init=init, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         return self.narrow(nnx.relu(self.wide(images)))
@@ -83,31 +69,34 @@ def signatures_by_example() -> list[str]:
     return made
 
 
-def train(strategy: Strategy, options: argparse.Namespace) -> tuple[sbp.Plan, list[float], float]:
-    """The plan, the loss of every step, and the share of unseen images that are read right."""
-    where = devices(strategy.axes)
-    with jax.set_mesh(where.mesh):  # annotated parameters are born split
-        model = Mlp(options.hidden, strategy, nnx.Rngs(0))
-        optimizer = nnx.Optimizer(model, optax.adam(options.learning_rate), wrt=nnx.Param)
+def train_step(model: Mlp, optimizer: nnx.Optimizer, batch: Batch) -> jax.Array:
+    """One step of training, in place. Nothing in it knows of devices."""
 
-    @sbp.flax.jit(placement=where)
-    def train_step(model: Mlp, optimizer: nnx.Optimizer, batch: Batch) -> jax.Array:
-        def loss_fn(model: Mlp) -> jax.Array:
-            x: Any = batch["x"] if strategy.batch is None else sbp.to_global(batch["x"], sbp=strategy.batch)
-            return optax.softmax_cross_entropy_with_integer_labels(model(x), batch["y"]).mean()
+    def loss_fn(model: Mlp) -> jax.Array:
+        return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).mean()
 
-        loss, grads = nnx.value_and_grad(loss_fn)(model)
-        optimizer.update(model, grads)
-        return loss
+    loss, grads = nnx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+def train(name: str, options: argparse.Namespace) -> tuple[sbp.Plan, list[float], float]:
+    """The plan of a strategy, the loss of every step, and the share of unseen images that are read right."""
+    axes, pins = STRATEGIES[name]
+    where = devices(axes)
+    born = {path: signature for path, signature in pins.items() if not path.startswith("batch")}
+    model = sbp.flax.create(Mlp, options.hidden, nnx.Rngs(0), placement=where, sbp=born)  # never whole on one device
+    optimizer = nnx.Optimizer(model, optax.adam(options.learning_rate), wrt=nnx.Param)
+    step = sbp.flax.jit(train_step, placement=where, sbp=pins)
 
     seen, unseen = digits()
     losses = []
     for i in range(options.steps):
         rows = np.random.default_rng((0, i)).integers(0, len(seen["y"]), options.batch)
-        losses.append(float(train_step(model, optimizer, {k: v[rows] for k, v in seen.items()})))
+        losses.append(float(step(model, optimizer, {k: v[rows] for k, v in seen.items()})))
     right = np.asarray(model(unseen["x"])).argmax(-1) == unseen["y"]
 
-    plan = train_step.plan(model, optimizer, {k: v[: options.batch] for k, v in seen.items()})
+    plan = step.plan(model, optimizer, {k: v[: options.batch] for k, v in seen.items()})
     return plan, losses, float(right.mean())
 
 
@@ -125,8 +114,8 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[sbp.Plan, list[f
     check(made == ["S(0)", "S(1)", "P"], "rows give rows, columns give columns, inner pieces give terms of a sum")
 
     results = {}
-    for name, strategy in STRATEGIES.items():
-        results[name] = train(strategy, options)
+    for name in STRATEGIES:
+        results[name] = train(name, options)
         plan, losses, accuracy = results[name]
         print(f"\n{name}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, {accuracy:.1%} of unseen digits read right")
         print(brief(plan, "0/model/wide/kernel/*", "0/model/narrow/kernel/*", "1/batch/x"))

@@ -11,7 +11,6 @@ The script plans that three ways: as data parallelism, which copies experts; wit
 """
 
 import argparse
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,18 +26,16 @@ from zoo.moe import MoeConfig, route
 
 
 class Experts(nnx.Module):
-    """(batch, seq, hidden) -> the same, and the loss that keeps experts evenly used. ``axis``: experts are pinned to
-    this mesh axis."""
+    """(batch, seq, hidden) -> the same, and the loss that keeps experts evenly used."""
 
-    def __init__(self, config: MoeConfig, axis: str | None, rngs: nnx.Rngs):
+    def __init__(self, config: MoeConfig, rngs: nnx.Rngs):
         init = nnx.initializers.normal(0.05)
-        pin: dict[str, Any] = {} if axis is None else {"out_sharding": (axis, None, None)}
         e, h, m = config.experts, config.hidden, config.middle
         self.config = config
         self.norm = nnx.LayerNorm(h, rngs=rngs)
         self.router = nnx.Linear(h, e, use_bias=False, rngs=rngs)
-        self.w_in = nnx.Param(init(rngs.params(), (e, h, m)), **pin)
-        self.w_out = nnx.Param(init(rngs.params(), (e, m, h)), **pin)
+        self.w_in = nnx.Param(init(rngs.params(), (e, h, m)))
+        self.w_out = nnx.Param(init(rngs.params(), (e, m, h)))
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = self.norm(x)
@@ -53,13 +50,13 @@ class Experts(nnx.Module):
 class MixtureModel(nnx.Module):
     """Bytes (batch, seq) -> logits (batch, seq, 256), and the balance loss."""
 
-    def __init__(self, config: MoeConfig, axis: str | None, rngs: nnx.Rngs):
+    def __init__(self, config: MoeConfig, rngs: nnx.Rngs):
         attention = GptConfig(config.layers, config.hidden, config.heads, dropout=0.0)
         self.tokens = nnx.Embed(256, config.hidden, embedding_init=nnx.initializers.normal(0.02), rngs=rngs)
         self.positions = nnx.Embed(config.seq, config.hidden, embedding_init=nnx.initializers.normal(0.02), rngs=rngs)
         self.norms = nnx.List([nnx.LayerNorm(config.hidden, rngs=rngs) for _ in range(config.layers)])
         self.attentions = nnx.List([Attention(attention, rngs) for _ in range(config.layers)])
-        self.experts = nnx.List([Experts(config, axis, rngs) for _ in range(config.layers)])
+        self.experts = nnx.List([Experts(config, rngs) for _ in range(config.layers)])
 
     def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         x, balance = self.tokens(tokens) + self.positions(jnp.arange(tokens.shape[1])), jnp.zeros(())
@@ -82,9 +79,9 @@ def train_step(model: MixtureModel, optimizer: nnx.Optimizer, batch: Batch) -> j
     return loss
 
 
-def create(config: MoeConfig, axis: str | None) -> tuple[MixtureModel, nnx.Optimizer]:
+def create(config: MoeConfig) -> tuple[MixtureModel, nnx.Optimizer]:
     """A model and its optimizer; inside ``nnx.eval_shape`` their shapes only."""
-    model = MixtureModel(config, axis, nnx.Rngs(0))
+    model = MixtureModel(config, nnx.Rngs(0))
     return model, nnx.Optimizer(model, optax.adam(config.learning_rate), wrt=nnx.Param)
 
 
@@ -126,12 +123,12 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     batch = lambda i: corpus.batch(i, config.batch, config.seq)  # noqa: E731
 
     copied = sbp.AutoParallelConfig(solver="data_parallel")
-    ways = {"copied": (None, copied), "pinned": ("ep", None), "planned": (None, None)}
+    pins = dict.fromkeys(("experts/*/w_in", "experts/*/w_out"), "B, S(0)")  # along dp, along ep
+    ways = {"copied": (None, copied), "pinned": (pins, None), "planned": (None, None)}
     steps, objects, plans = {}, {}, {}
-    for name, (axis, asked) in ways.items():
-        steps[name] = sbp.flax.jit(train_step, placement=where, config=asked)
-        with jax.set_mesh(where.mesh):  # pinned parameters are born split
-            objects[name] = create(config, axis)
+    for name, (asked_sbp, asked) in ways.items():
+        steps[name] = sbp.flax.jit(train_step, placement=where, config=asked, sbp=asked_sbp)
+        objects[name] = sbp.flax.create(create, config, placement=where, sbp=asked_sbp)  # parameters are born split
         plan = plans[name] = steps[name].plan(*objects[name], batch(0))
         print(f"\nexperts {name}:")
         print(brief(plan, "0/model/experts/*/w_in/*", "0/model/experts/*/w_out/*", "1/batch/inputs"))
@@ -152,7 +149,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     print(f"\nloss {losses[0]:.3f} -> {np.mean(losses[-3:]):.3f} nats a byte in {options.steps} steps")
     compared = min(options.compare_steps, options.steps)
     by_hand = [float(steps["pinned"](*objects["pinned"], batch(i))) for i in range(compared)]
-    alone, single = nnx.jit(train_step), create(config, None)
+    alone, single = nnx.jit(train_step), create(config)
     reference = [float(alone(*single, batch(i))) for i in range(compared)]
     check_equal(losses[:compared], reference, "equal to a single device")
     check_equal(by_hand, reference, "so are the pinned experts")

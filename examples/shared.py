@@ -78,8 +78,12 @@ def brief(plan: sbp.Plan, *watched: str) -> str:
     lines = str(plan).splitlines()[:2]
     for pattern in watched:
         found = Counter(str(leaf.signature) for leaf in plan.inputs if fnmatch(leaf.path, pattern))
+        if not found:
+            raise ValueError(
+                f"no argument is called {pattern!r}; there are {', '.join(x.path for x in plan.inputs[:9])} ..."
+            )
         said = ", ".join(f"({signature})" + (f" {n} times" if n > 1 else "") for signature, n in found.items())
-        lines.append(f"  {pattern}: {said or 'no such argument'}")
+        lines.append(f"  {pattern}: {said}")
     times: dict[str, int] = defaultdict(int)
     sent: dict[str, float] = defaultdict(float)
     for boxing in plan.boxings():

@@ -55,7 +55,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.chdir(tmp_path)
     assert BLOCKS
     names = reader()
-    pure_step = None
+    pure_step: Any = None
     for block in BLOCKS:
         if "sbp.plan(train_step, state_shapes" in block:
             names["train_step"] = pure_step  # that of the first block; Flax's has the same name

@@ -1,12 +1,14 @@
 """Every example, small: what it returns is what it says; a check that is not true ends it."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
 
 import bert_mlm
 import dlrm
@@ -17,6 +19,24 @@ import moe
 import resnet
 import sbp_jax as sbp
 import shared
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """jax compiles a step for ``plan.verify()``, and again for calls: the same program, found in a cache here."""
+    wanted = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0.2,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for settings in (wanted, before):
+        compilation_cache.reset_cache()
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        if settings is wanted:
+            yield
+    compilation_cache.reset_cache()
 
 
 def signatures(plan: sbp.Plan, path: str) -> set[str]:
@@ -35,7 +55,7 @@ def test_four_parallelisms_learn_the_same(capsys: pytest.CaptureFixture[str]) ->
     results: dict[str, Any] = mlp_digits.main(["--steps", "25"])
     assert list(results) == ["data parallel", "model parallel", "hybrid parallel", "the planner's"]
     plans = {name: plan for name, (plan, _, _) in results.items()}
-    assert signatures(plans["data parallel"], r"0/\w+/(wide|narrow)/kernel|mu/.*/kernel") == {"B"}
+    assert signatures(plans["data parallel"], r"/kernel") == {"B"}
     assert signatures(plans["model parallel"], r"wide/kernel") == {"S(1)"}
     assert signatures(plans["hybrid parallel"], r"narrow/kernel") == {"B, S(0)"}
     assert kinds(plans["data parallel"]) == {"all_reduce"}
@@ -43,11 +63,13 @@ def test_four_parallelisms_learn_the_same(capsys: pytest.CaptureFixture[str]) ->
         np.testing.assert_allclose(losses, results["data parallel"][1], rtol=1e-4)
         assert accuracy > 0.9
     said = capsys.readouterr().out
+    with pytest.raises(ValueError, match="no argument is called '0/wide'; there are 0/model/"):
+        shared.brief(plans["data parallel"], "0/wide")
     assert "(S(0)) @ (B) = (S(0))" in said and "(S(1)) @ (S(0)) = (P)" in said
 
 
 def test_batch_statistics_are_global() -> None:
-    result: dict[str, Any] = resnet.main(["--steps", "15", "--batch", "32", "--compare-steps", "1"])
+    result: dict[str, Any] = resnet.main(["--steps", "20", "--batch", "32", "--compare-steps", "1"])
     assert signatures(result["plan"], "^1/batch/images") == {"S(0), S(0)"}
     np.testing.assert_allclose(result["mean"], result["whole"], atol=1e-4)
     np.testing.assert_allclose(result["losses"][:1], result["single"], rtol=1e-4)
@@ -80,8 +102,8 @@ def test_experts_stay_and_tokens_travel() -> None:
 
 
 def test_adapters_are_all_that_travels() -> None:
-    small: str = "--layers 1 --steps 20 --pretrain-steps 40 --compare-steps 2 --planning-seconds 4"
-    result: dict[str, Any] = lora.main(small.split())
+    small: list[str] = "--layers 1 --steps 20 --pretrain-steps 40 --compare-steps 2 --planning-seconds 4".split()
+    result: dict[str, Any] = lora.main(small)
     adapters = 4 * 2 * 2 * 64 * 4  # bytes of float32: two matrices with two adapters each, of 64 x 4
     assert result["adapters"] == adapters
     assert result["plan"].bytes_on_wire == pytest.approx(2 * 7 / 8 * adapters, rel=1e-3)
