@@ -5,7 +5,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -118,9 +118,8 @@ class PlanData:
 
     ``strategies`` is a table of (operand signatures, result signatures); ``nodes`` indexes it for every node of
     the program in order. ``fingerprint`` identifies the traced program. Bytes are per device and step, seconds
-    per step, memory in bytes per device. ``timeline`` is what ``simulate`` needs besides, ``insight`` what reports
-    and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML. With ``recomputed``, ``nodes`` are those
-    of the program after ``trace.recompute``.
+    per step, memory in bytes per device. ``timeline`` is what ``simulate`` needs besides, ``make_insight`` finds what
+    reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML. With ``recomputed``, ``nodes`` are those of the program after ``trace.recompute``.
     """
 
     function: str
@@ -144,10 +143,17 @@ class PlanData:
     statistics: dict[str, float] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     recomputed: Recomputed | None = None
-    insight: Insight = field(default_factory=Insight)
+    make_insight: Callable[[], Insight] = field(default=Insight, repr=False, compare=False)
     hardware: str = ""
     in_tree: Any = None
     out_tree: Any = None
+
+    @property
+    def insight(self) -> Insight:
+        """The layers, the decisions with their alternatives, the peak; made once."""
+        found = self.make_insight()
+        self.make_insight = lambda: found  # what it was made from is let go
+        return found
 
     @property
     def step_seconds(self) -> float:
@@ -231,6 +237,7 @@ class PlanData:
             )
         try:
             signatures = [Signature.parse(s) for s in data["signatures"]]
+            insight = Insight.from_json(data["insight"])
             return cls(
                 **{name: data[name] for name in _PLAIN if name != "unruled"},
                 unruled=[(p, s) for p, s in data["unruled"]],
@@ -244,7 +251,7 @@ class PlanData:
                 ],
                 nodes=list(data["nodes"]),
                 timeline=Timeline.from_json(data["timeline"]),
-                insight=Insight.from_json(data["insight"]),
+                make_insight=lambda: insight,
                 recomputed=_recomputed(data["recomputed"]),
             )
         except (KeyError, TypeError, IndexError, ValueError) as error:

@@ -39,7 +39,7 @@ def test_a_pinned_weight(plan: sbp.Plan, other: sbp.Plan) -> None:
 
 
 def test_a_boxing_gone(plan: sbp.Plan) -> None:
-    fewer = replace(plan, boxing_list=[], insight=replace(plan.insight, crossings=()))
+    fewer = replace(plan, boxing_list=[], make_insight=lambda: replace(plan.insight, crossings=()))
     (gone,) = sbp.diff(plan, fewer).boxings
     assert gone.how == "removed" and gone.lines == line_of("the second product") and gone.b == ""
     assert gone.seconds == pytest.approx(-plan.boxing_seconds)

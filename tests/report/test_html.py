@@ -104,7 +104,7 @@ def test_a_plan_that_nothing_is_known_of(plan: sbp.Plan) -> None:
     from sbp_jax.insight import Insight
     from sbp_jax.timeline import Timeline
 
-    bare = replace(plan, insight=Insight(), timeline=Timeline(), hardware="", statistics={}, boxing_list=[])
+    bare = replace(plan, make_insight=Insight, timeline=Timeline(), hardware="", statistics={}, boxing_list=[])
     check(bare._repr_html_())
     assert "nothing moves between devices" in str(bare)
 

@@ -1,5 +1,6 @@
 """Program + placement -> plan: factor maps, cells, classes, the 0-1 program, its solution spelled out."""
 
+import copy
 import functools
 import time
 
@@ -86,7 +87,10 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     plan.objective = found.seconds
     plan.bound = min(found.bound, plan.objective)
     if request.share_layers:  # a global tensor's op is planned for itself, and its plan looked at by nobody
-        plan.insight = insight(program, folded, groups, problem, found.solution.choice, footprint, model, plan)
+        # When it is first asked for: on 67,000 nodes it takes a second. A copy, for the plan must not hold itself.
+        plan.make_insight = functools.partial(
+            insight, program, folded, groups, problem, found.solution.choice, footprint, model, copy.copy(plan)
+        )
     plan.hardware = to_toml(request.cluster)
     plan.planning_seconds = time.perf_counter() - start
     plan.statistics = {
