@@ -119,7 +119,8 @@ class PlanData:
     ``strategies`` is a table of (operand signatures, result signatures); ``nodes`` indexes it for every node of
     the program in order. ``fingerprint`` identifies the traced program. Bytes are per device and step, seconds
     per step, memory in bytes per device. ``timeline`` is what ``simulate`` needs besides, ``make_insight`` finds what
-    reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML. With ``recomputed``, ``nodes`` are those of the program after ``trace.recompute``.
+    reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML. With ``recomputed``, ``nodes`` are
+    those of the program after ``trace.recompute``.
     """
 
     function: str
