@@ -2,11 +2,13 @@
 
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 # Else every kernel warns that it listens on a port, and that frozen modules cannot be debugged.
 _CONFIG = "c.IPKernelApp.log_level = 40\n"
+_STARTED = time.time()
 
 
 def prepare() -> None:
@@ -26,7 +28,7 @@ def tell_seconds(app: Any, error: Exception | None) -> None:
     taken: dict[str, float] = {}
     for page in app.env.found_docs:
         data = app.env.nb_metadata.get(page, {}).get("exec_data") or {}
-        if data.get("runtime"):
+        if data.get("runtime") and data.get("mtime", 0) >= _STARTED:
             taken[page] = data["runtime"]
     for page in sorted(taken, key=lambda page: -taken[page]):
         print(f"{page:<32} {taken[page]:8.1f} s")
