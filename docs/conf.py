@@ -57,9 +57,11 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = os.environ.get("SBP_DOCS_EXECUTE", "force")
 nb_execution_timeout = 180
+nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"
 nb_output_stderr = "warn"  # a warning that a page prints is a fault of the page
 
 autodoc_member_order = "bysource"

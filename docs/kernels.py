@@ -1,6 +1,7 @@
 """The kernels that run pages and notebooks: nobody's own IPython profile, quiet, and timed."""
 
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ def prepare() -> None:
     profile.mkdir()
     (profile / "ipython_kernel_config.py").write_text(_CONFIG)
     os.environ["IPYTHONDIR"] = str(folder)
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
 
 

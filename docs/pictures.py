@@ -98,7 +98,7 @@ def bars(values: dict[str, dict[str, float]], ylabel: str) -> Svg:
         axis.bar(list(values), heights, bottom=base, label=part, color=colour, width=0.6)
         base += heights
     axis.set(ylabel=ylabel)
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return svg(figure)
 
 
