@@ -22,6 +22,7 @@ SUBJECTS = {
     "calibration": "A calibrated cluster",
     "planning_and_calls": "Planning small models; the cost of a call",
     "eager": "Eager operations on global tensors",
+    "report": "A plan of 96 layers as HTML",
 }
 
 

@@ -48,6 +48,27 @@ def test_a_training_loop_never_moves_its_state() -> None:
     assert w["a"].sharding.spec == specs[0]["a"]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.parametrize("batch", [X, jnp.asarray(X)], ids=["numpy", "jax"])
+def test_a_loop_compiles_its_step_once(batch: object) -> None:
+    step = sbp.auto_parallel(train_step, placement=place(2, 4), donate_argnums=0)
+    w, compiled = weights(), []
+
+    def listen(event: str, seconds: float, **_: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    w, _ = step(w, batch)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for _ in range(3):
+            w, _ = step(w, batch)
+        assert not compiled
+        jax.jit(lambda x: x + 0.25)(X)  # it does listen
+        assert compiled
+    finally:
+        jax.monitoring.clear_event_listeners()
+
+
 def test_as_a_decorator_with_keywords_and_static_arguments() -> None:
     @sbp.auto_parallel(placement=place(8), static_argnums=1)
     def f(x, power, *, scale):

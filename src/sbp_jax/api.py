@@ -190,9 +190,20 @@ class ParallelFunction:
         return tuple(i - sum(s < i for s in self._static) for i in self._donate)
 
     def _place(self, entry: _Entry, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Move the arguments to where the plan wants them, once."""
-        leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
-        placed = [x if _is_there(x, s) else _moved(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
+        """Move the arguments to where the plan wants them, once.
+
+        A batch that is bound to no device is left to each call: the first one, placed here, would be compiled for on
+        its own, for to JAX a program for arguments that lie somewhere is another (0.10.2).
+        """
+        dynamic = self._dynamic(args)
+        leaves, tree = jax.tree.flatten((dynamic, kwargs))
+        donated = self._donate_positions()
+        kept = [i in donated for i, x in enumerate(dynamic) for _ in jax.tree.leaves(x)]
+        kept += [False] * (len(leaves) - len(kept))
+        placed = [
+            x if _is_there(x, s) or not (keep or _is_bound(x, s)) else _moved(x, s)
+            for x, s, keep in zip(leaves, entry.shardings, kept, strict=True)
+        ]
         dynamic, kwargs = jax.tree.unflatten(tree, placed)
         supply = iter(dynamic)
         return tuple(x if i in self._static else next(supply) for i, x in enumerate(args)), kwargs
@@ -278,6 +289,11 @@ def _indices(x: int | Sequence[int]) -> tuple[int, ...]:
 
 def _is_there(x: Any, sharding: NamedSharding) -> bool:
     return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
+
+
+def _is_bound(x: Any, sharding: NamedSharding) -> bool:
+    """Whether a call would refuse an argument, or move it anew, as it is."""
+    return not sharding.is_fully_addressable or (isinstance(x, jax.Array) and getattr(x, "committed", True))
 
 
 def _moved(x: Any, sharding: NamedSharding) -> Any:
