@@ -53,7 +53,7 @@ def test_a_loop_compiles_its_step_once(batch: object) -> None:
     step = sbp.auto_parallel(train_step, placement=place(2, 4), donate_argnums=0)
     w, compiled = weights(), []
 
-    def listen(event: str, seconds: float, **_: object) -> None:
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if event.endswith("backend_compile_duration"):
             compiled.append(event)
 
