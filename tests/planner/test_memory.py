@@ -131,4 +131,6 @@ def test_a_limit_that_nothing_fits_into() -> None:
     assert "That plan's peak is held by\n" in text
     assert re.search(r"MiB \(\d+%\) 0/(opt_state|params)/\S*\*/w", text)
     smallest = int(re.findall(r"Raise memory_limit to (\d+)", text)[0])
+    least = int(re.findall(r"every plan holds at least (\d+)", text)[0])
+    assert least <= smallest <= 1.1 * least
     assert trained(smallest, batch=256).memory_per_device <= smallest

@@ -274,4 +274,4 @@ class Fitting:
             self.bound = max(self.bound, min(proven, self.best.seconds))
 
     def _short(self, least: Least) -> PlanError:
-        return PlanError(too_small(self.limit, least, self.footprint))
+        return too_small(self.limit, least, self.footprint)

@@ -10,6 +10,7 @@ one that recomputes nothing and splits more. Between two mixes, one of which doe
 as many of the first layers as it takes.
 """
 
+import math
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -21,6 +22,7 @@ from .cost import CostModel
 from .cut import Ladder, Sizes, Turn, find_turn
 from .make import make_plan
 from .request import Request
+from .shortage import TooSmall
 from .spell import fingerprint
 
 # A plan that holds more than this part of the limit may have been made dearer by it.
@@ -42,7 +44,7 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
     if held is not None and (held.memory_per_device < _NEARLY * limit or choice.time_is_up):
         return held
     if choice.time_is_up and request.limit_is_firm:
-        raise choice.refusals[-1]
+        raise choice.refusal
     free = held or make_plan(program, replace(request, memory_limit_bytes=None), name)
     if held is None and free.memory_per_device <= limit:
         return free
@@ -62,6 +64,11 @@ class _Choice:
     def time_is_up(self) -> bool:
         return self.request.time_limit is not None and time.monotonic() - self.start > self.request.time_limit
 
+    @property
+    def refusal(self) -> PlanError:
+        """Of the mixes that do not fit, the error of the smallest."""
+        return min(self.refusals, key=lambda e: e.smallest_bytes if isinstance(e, TooSmall) else math.inf)
+
     def best(self, base: PlanData) -> PlanData:
         """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
         if not self.tried and not self.refusals:
@@ -78,8 +85,8 @@ class _Choice:
             found.statistics |= {"free_seconds": min(known)} if known else {}
             return found
         if self.request.limit_is_firm:
-            raise self.refusals[-1]
-        base.notes.append(f"does not fit by the memory model: {self.refusals[-1]}")
+            raise self.refusal
+        base.notes.append(f"does not fit by the memory model: {self.refusal}")
         return base
 
     def climb(self, base: PlanData, turn: Turn, ladder: Ladder) -> None:

@@ -4,10 +4,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import PlanError
 from .least import Least
 from .memory import FootprintLike
 
 _NAMED = 5
+
+
+class TooSmall(PlanError):
+    """No plan was found within a memory limit; ``smallest_bytes`` is the least that one was found for."""
+
+    def __init__(self, message: str, smallest_bytes: float) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +36,22 @@ def holdings(footprint: FootprintLike, choice: Sequence[int], point: int) -> lis
     return sorted((Holding(w, len(s), sum(s)) for w, s in found.items()), key=lambda h: -h.bytes)
 
 
-def too_small(limit: float, least: Least, footprint: FootprintLike) -> str:
-    """The message for a limit that no plan was found for."""
+def too_small(limit: float, least: Least, footprint: FootprintLike) -> TooSmall:
+    """The error for a limit that no plan was found for."""
     short = least.peak - limit
     proof = (
         f"every plan holds at least {_bytes(least.bound)}"
         if least.bound > limit
         else f"that none does is not proven (the bound is {_bytes(least.bound)})"
     )
-    return (
+    message = (
         f"no plan was found that fits into a memory limit of {_bytes(limit)} per device; the smallest that one does is "
         f"{_bytes(least.peak)}, {_size(short)} ({short / max(limit, 1.0):.1%}) more; {proof}. "
         f"{_most(least, footprint)}"
         f"Raise memory_limit to {least.peak:.0f}, use more devices, a smaller batch, or rematerialisation "
         "(remat='auto', jax.checkpoint)"
     )
+    return TooSmall(message, least.peak)
 
 
 def _most(least: Least, footprint: FootprintLike) -> str:
