@@ -23,6 +23,7 @@ SUBJECTS = {
     "planning_and_calls": "Planning small models; the cost of a call",
     "eager": "Eager operations on global tensors",
     "report": "A plan of 96 layers as HTML",
+    "new_user": "A new user's path",
 }
 
 
