@@ -1,11 +1,12 @@
 """Every search method on the zoo: objective as a ratio to the exact one's, and seconds of planning.
 
     python benchmarks/solvers.py [--only gpt] [--meshes 1x8,2x4] [--cluster a100-80] [--limits none,half,near]
+    python benchmarks/solvers.py --only gpt3 --meshes 128x8 --cluster h100 --limits 73728 --methods ilp,zero3
 
-For each model, mesh and memory limit (none; half way from the smallest that a plan was found for to what the cheapest
-plan holds; near that smallest): the objective of each method over ilp's, ilp's proven gap, and planning seconds. "-":
-no plan that fits (of an expert's family, or by a method that does not find all). Ends with exit code 1 when any method
-is below ilp by more than ilp's proven gap, or an expert's fixed strategy is below it at all.
+For each model, mesh and memory limit (so many MiB; none; half way from the smallest that a plan was found for to what
+the cheapest plan holds; near that smallest): the objective of each method over ilp's, ilp's proven gap, and planning
+seconds. "-": no plan that fits (of an expert's family, or by a method that does not find all). Ends with exit code 1 when
+any method is below ilp by more than ilp's proven gap, or an expert's fixed strategy is below it at all.
 """
 
 import argparse
@@ -19,8 +20,6 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
-import jax
 
 import sbp_jax as sbp
 import zoo
@@ -37,13 +36,16 @@ MODELS: dict[str, Callable[[], Any]] = {
 EXPERTS = ("data_parallel", "megatron", "zero2", "zero3")
 METHODS = ("ilp", "dp", "greedy", *EXPERTS)
 _SAME = 1e-4
+# Asked for by name only: the planning benchmark's, at the size that they are trained at.
+AT_SCALE = ("gpt3", "gpt3-scan", "llama3-8b-scan")
 _NEAR = 1.05
 
 
 def main() -> int:
     """Print the table; 1 when a method beats the exact one by more than its gap."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help=f"one of {', '.join(MODELS)}")
+    parser.add_argument("--only", default="", help=f"one of {', '.join((*MODELS, *AT_SCALE))}")
+    parser.add_argument("--methods", default=",".join(METHODS), help="ilp first; the others are held against it")
     parser.add_argument("--meshes", default="1x8,2x4,8x1,2x2x2")
     parser.add_argument("--limits", default="none,half,near")
     parser.add_argument("--cluster", default="a100-80")
@@ -52,11 +54,12 @@ def main() -> int:
     warnings.simplefilter("ignore", UserWarning)  # plans that ran out of time say so in their gap
     below = beaten = rows = 0
     worst: dict[str, float] = {}
+    methods = tuple(args.methods.split(","))
     print(f"{'model':<17}{'mesh':<7}{'limit MiB':>10}{'ilp ms':>9}{'gap':>7}{'s':>6}  "
-          + "".join(f"{m:>21}" for m in METHODS[1:]), flush=True)  # fmt: skip
+          + "".join(f"{m:>21}" for m in methods[1:]), flush=True)  # fmt: skip
     for model in (args.only,) if args.only else MODELS:
-        case = MODELS[model]()
-        inputs = jax.eval_shape(case.init), case.batch(0)
+        case = at_scale(model) if model in AT_SCALE else MODELS[model]()
+        inputs = case.abstract_state(), case.batch(0)
         for mesh in args.meshes.split(","):
             shape = tuple(map(int, mesh.split("x")))
             names = ("dp", "tp", "pp")[: len(shape)]
@@ -72,19 +75,20 @@ def main() -> int:
                 except sbp.PlanError as error:
                     return str(error)
 
-            free = plan("ilp", None)
-            assert isinstance(free, sbp.Plan)
-            limits: dict[str, float | None] = {"none": None}
-            if args.limits != "none":
+            asked = args.limits.split(",")
+            limits: dict[str, float | None] = {"none": None} | {n: float(n) * 2**20 for n in asked if n[0].isdigit()}
+            free = plan("ilp", None) if {"none", "half", "near"} & set(asked) else None
+            if {"half", "near"} & set(asked):
+                assert isinstance(free, sbp.Plan)
                 smallest = smallest_limit(plan("ilp", 1.0))
                 if smallest is not None and smallest < free.memory_per_device:
                     limits["half"] = (smallest + free.memory_per_device) / 2
                     limits["near"] = min(_NEAR * smallest, free.memory_per_device)
-            for name in args.limits.split(","):
+            for name in asked:
                 if name not in limits:
                     continue
                 limit = limits[name]
-                found = {m: free if m == "ilp" and limit is None else plan(m, limit) for m in METHODS}
+                found = {m: free if free and m == "ilp" and limit is None else plan(m, limit) for m in methods}
                 best = found["ilp"]
                 told = "any" if limit is None else f"{limit / 2**20:.1f}"
                 line = f"{model:<17}{mesh:<7}{told:>10}"
@@ -93,7 +97,7 @@ def main() -> int:
                     below += any(isinstance(p, sbp.Plan) for p in found.values())
                     continue
                 line += f"{best.objective * 1e3:9.4f}{best.optimality_gap:7.2%}{best.planning_seconds:6.1f}  "
-                for m in METHODS[1:]:
+                for m in methods[1:]:
                     one = found[m]
                     if isinstance(one, str):
                         line += f"{'-':>21}"
@@ -109,6 +113,14 @@ def main() -> int:
     print(f"{rows} cases; the largest ratio to ilp's objective: {told}")
     print(f"plans below ilp's by more than its proven gap: {below}; experts' plans below ilp's: {beaten}")
     return int(below + beaten > 0)
+
+
+def at_scale(model: str) -> Any:
+    """The case of a model of the planning benchmark."""
+    import planning_time
+
+    name, size, overrides, _ = planning_time.MODELS[model]
+    return zoo.build(name, size, **overrides)
 
 
 def smallest_limit(error: "sbp.Plan | str") -> float | None:
