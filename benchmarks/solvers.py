@@ -5,8 +5,8 @@
 
 For each model, mesh and memory limit (so many MiB; none; half way from the smallest that a plan was found for to what
 the cheapest plan holds; near that smallest): the objective of each method over ilp's, ilp's proven gap, and planning
-seconds. "-": no plan that fits (of an expert's family, or by a method that does not find all). Ends with exit code 1 when
-any method is below ilp by more than ilp's proven gap, or an expert's fixed strategy is below it at all.
+seconds. "-": no plan that fits (of an expert's family, or by a method that does not find all). Ends with exit code 1
+when any method is below ilp by more than its proven gap, or an expert's fixed strategy is below it at all.
 """
 
 import argparse
