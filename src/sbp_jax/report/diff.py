@@ -8,7 +8,7 @@ from ..plan import PlanData
 from . import html, svg
 from .layers import shown_names
 from .summary import Group, grouped
-from .text import render_tables, table
+from .text import plain_text, table
 from .units import brief_bytes, human_seconds, pattern, percent, shape_text, short_line, signed
 
 _MOST = 20
@@ -117,7 +117,7 @@ class Diff:
             if len(self.boxings) > _MOST:
                 made.add_row(f"... {len(self.boxings) - _MOST} more", "", "", "", "", "", "")
             tables.append(made)
-        return "\n".join([*(f"note: {r}" for r in self.remarks), render_tables(tables)])
+        return "\n".join([*(f"note: {r}" for r in self.remarks), plain_text(tables)])
 
     __repr__ = __str__
 

@@ -1,10 +1,10 @@
 """A plan as text: by layer what is split how and what it costs, where data moves and why, memory, what was proven."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from ..plan import Leaf, PlanData
@@ -25,63 +25,51 @@ _IN_A_CELL = 6
 
 def render(plan: PlanData, facts: Facts | None = None, width: int = WIDTH) -> str:
     """The whole report as plain text."""
+    return plain_text(_parts(plan, facts), width)
+
+
+def plain_text(parts: Iterable[RenderableType], width: int = WIDTH) -> str:
+    """Lines and tables as plain text, in a notebook and on a terminal the same."""
     buffer = io.StringIO()
     console = Console(
-        file=buffer,
-        width=width,
-        no_color=True,
-        highlight=False,
-        markup=False,
-        force_jupyter=False,
+        file=buffer, width=width, no_color=True, highlight=False, markup=False, force_jupyter=False,
         force_terminal=False,
     )  # fmt: skip
-    console.print(f"Plan of {plan.function} on {plan.placement} (costs: {plan.cluster}), {proof(plan)}")
-    console.print(
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+def _parts(plan: PlanData, facts: Facts | None) -> Iterator[RenderableType]:
+    yield f"Plan of {plan.function} on {plan.placement} (costs: {plan.cluster}), {proof(plan)}"
+    yield (
         f"  step {human_seconds(plan.step_seconds)} predicted: compute {human_seconds(plan.compute_seconds)}, "
         f"boxing {human_seconds(plan.boxing_seconds)}; {human_bytes(plan.bytes_on_wire)} sent and "
         f"{human_bytes(plan.memory_per_device)} held by each device"
     )
     if facts is not None:
-        console.print(f"  step {simulated(facts)}")
+        yield f"  step {simulated(facts)}"
     s = plan.statistics
     if s:
-        console.print(
+        yield (
             f"  planned in {plan.planning_seconds:.2g} s: {s['nodes']:.0f} values and ops folded into {s['cells']:.0f} "
             f"decisions, {s['classes']:.0f} different, {s['variables']:.0f} variables"
         )
-    console.print()
+    yield ""
     layers = rows(plan, facts.exposed if facts else None)
     if layers:
-        console.print(_layers(layers, facts is not None))
-    console.print(_arguments(plan.inputs))
-    console.print(_moves(plan))
+        yield _layers(layers, facts is not None)
+    yield _arguments(plan.inputs)
+    yield _moves(plan)
     if plan.insight.at_peak:
-        console.print(_memory(plan))
+        yield _memory(plan)
     found = changes(plan, facts)
     if found:
-        console.print(_changes(found))
+        yield _changes(found)
     for primitive, where in plan.unruled:
-        console.print(f"  no rule for {primitive}: whole on every device [{where or 'unknown line'}]")
+        yield f"  no rule for {primitive}: whole on every device [{where or 'unknown line'}]"
     for note in plan.notes:
-        console.print(f"  note: {note}")
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
-
-
-def render_tables(tables: Iterable[Table], width: int = WIDTH) -> str:
-    """Tables as plain text."""
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer,
-        width=width,
-        no_color=True,
-        highlight=False,
-        markup=False,
-        force_jupyter=False,
-        force_terminal=False,
-    )
-    for made in tables:
-        console.print(made)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+        yield f"  note: {note}"
 
 
 def table(title: str, *columns: tuple[str, str]) -> Table:

@@ -1,13 +1,12 @@
 """Which device holds which piece of a tensor: as a grid in text, as a picture."""
 
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
 from ..errors import SignatureError
@@ -15,6 +14,7 @@ from ..pieces import piece_box
 from ..placement import Placement
 from ..signature import Partial, Signature, signature_for
 from . import svg
+from .text import plain_text
 from .units import shape_text
 
 _MOST_CELLS = 12
@@ -66,7 +66,7 @@ class Visualization:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        return _text(self)
+        return plain_text(_parts(self))
 
     __repr__ = __str__
 
@@ -168,14 +168,10 @@ def _cells(v: Visualization) -> tuple[list[Any], list[Any], dict[tuple[Any, Any]
     return ranks(0), ranks(1), cells
 
 
-def _text(v: Visualization) -> str:
+def _parts(v: Visualization) -> Iterator[RenderableType]:
     rows, columns, cells = _cells(v)
-    buffer = io.StringIO()
-    console = Console(
-        width=160, no_color=True, highlight=False, markup=False, file=buffer, force_jupyter=False, force_terminal=False
-    )
     mesh = ", ".join(f"{n}={k}" for n, k in zip(v.axis_names, v.mesh_shape, strict=True))
-    console.print(f"{shape_text(v.shape)} as ({v.signature}) on {len(v.pieces)} devices [{mesh}]")
+    yield f"{shape_text(v.shape)} as ({v.signature}) on {len(v.pieces)} devices [{mesh}]"
     dims = v.shown_dims
     table = Table(box=box.SQUARE, show_header=True, show_lines=True, pad_edge=False)
     table.add_column(f"dim {dims[0]}" if len(dims) == 2 else "", no_wrap=True)
@@ -186,17 +182,16 @@ def _text(v: Visualization) -> str:
             "\n".join(_devices(cells[r, c])) if (r, c) in cells else "" for c in columns[:_MOST_CELLS]
         ]  # fmt: skip
         table.add_row("" if r is None else f"{r[0]}:{r[1]}", *line)
-    console.print(table)
+    yield table
     for what, some in (("rows", rows), ("columns", columns)):
         if len(some) > _MOST_CELLS:
-            console.print(f"  the first {_MOST_CELLS} of {len(some)} {what} of pieces")
+            yield f"  the first {_MOST_CELLS} of {len(some)} {what} of pieces"
     hidden = [d for d in v.split_dims if d not in dims]
     if hidden:
-        console.print(f"  also cut along dim {', '.join(map(str, hidden))}: devices in one cell hold different parts")
+        yield f"  also cut along dim {', '.join(map(str, hidden))}: devices in one cell hold different parts"
     if any(p.term is not None for p in v.pieces):
         terms = len({p.term for p in v.pieces})
-        console.print(f"  partial: {terms} terms, +0 to +{terms - 1}, reduce to the value")
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+        yield f"  partial: {terms} terms, +0 to +{terms - 1}, reduce to the value"
 
 
 def _devices(pieces: Sequence[Piece]) -> list[str]:
