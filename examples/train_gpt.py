@@ -31,7 +31,7 @@ from zoo.gpt import SIZES, GptConfig
 matplotlib.use("Agg")  # writes files only; must precede pyplot
 from matplotlib import pyplot
 
-PRESETS = ("small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+PRESETS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 TOLERANCE = 1e-3  # relative, of each step's loss against the single device's
 
 # train_step(model, optimizer, batch) -> loss, compiled one way or another

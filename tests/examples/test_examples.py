@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ import moe
 import resnet
 import sbp_jax as sbp
 import shared
+import train_gpt
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,6 +68,16 @@ def test_four_parallelisms_learn_the_same(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(ValueError, match="no argument is called '0/wide'; there are 0/model/"):
         shared.brief(plans["data parallel"], "0/wide")
     assert "(S(0)) @ (B) = (S(0))" in said and "(S(1)) @ (S(0)) = (P)" in said
+
+
+def test_the_demo_equals_one_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--preset", "tiny", "--steps", "4", "--compare-steps", "2", "--seq", "32", "--out", str(tmp_path)]
+    assert train_gpt.main(small) == 0
+    said = capsys.readouterr().out
+    assert "equal to a single device over the first 2 steps" in said and "no more and no less" in said
+    plan = sbp.Plan.load(tmp_path / "plan.json")
+    assert {str(leaf.signature) for leaf in plan.inputs} - {"B, B"}, "nothing is split"
+    assert (tmp_path / "loss.png").stat().st_size > 10_000
 
 
 def test_batch_statistics_are_global() -> None:
