@@ -7,10 +7,8 @@ itself. (``peak_memory_in_bytes`` of jaxlib 0.10.2 on CPUs leaves out the one bu
 it is little more than the arguments; it is not used.) The models are float32 here, whatever dtype they train in:
 XLA for CPUs widens bfloat16 dots, accelerators do not. Shapes alone are compiled, so no model needs its memory.
 
-XLA for CPUs schedules for concurrency by default: all that can start does start, and every gathered parameter is
-held from the beginning. Compilers for accelerators schedule for memory, and so does this benchmark
-(``xla_cpu_scheduler_type``). Writes ``benchmarks/results/memory.txt``; exits with 1 when a model that is not in
-``KNOWN`` is off by more than 10 %.
+Planned steps are compiled to be scheduled for memory, on CPUs too (``api.py``). Writes
+``benchmarks/results/memory.txt``; exits with 1 when a model that is not in ``KNOWN`` is off by more than 10 %.
 """
 
 import argparse
@@ -59,7 +57,6 @@ KNOWN = {
     "resnet tiny": "XLA for CPUs runs the convolutions' weight gradients late and holds what they read",
     "resnet18": "as resnet tiny",
 }
-MEMORY_OPTIMISED: dict[str, bool | str] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 TOLERANCE = 0.1
 
 
@@ -87,7 +84,7 @@ def main() -> int:
             where = sbp.placement("cpu", np.arange(8).reshape(shape), axis_names=("dp", "tp"))
             step = sbp.auto_parallel(case.step, placement=where, donate_argnums=0)
             plan = step.plan(state, batch)
-            compiled = step.lower(state, batch).compile(compiler_options=MEMORY_OPTIMISED)
+            compiled = step.lower(state, batch).compile()
             ours, xla = plan.memory_per_device, needed(compiled)
             ratios[name, mesh] = ours / xla
             arguments = compiled.memory_analysis().argument_size_in_bytes

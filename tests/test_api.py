@@ -1,5 +1,6 @@
 """The front door: what it accepts, what it refuses, plans saved and read back."""
 
+import functools
 import json
 import warnings
 from pathlib import Path
@@ -92,6 +93,19 @@ def test_closed_over_arrays() -> None:
     f = sbp.auto_parallel(lambda x: (x @ table).sum(), placement=place(8))
     np.testing.assert_allclose(f(jnp.ones((8, 8))), (jnp.ones((8, 8)) @ table).sum())
     np.testing.assert_allclose(f(jnp.ones((8, 8))), (jnp.ones((8, 8)) @ table).sum())
+
+
+def test_inside_other_transformations() -> None:
+    """JAX takes a compiler's options at the outermost ``jax.jit`` alone."""
+    loss = sbp.auto_parallel(loss_fn, placement=place(2, 4))
+    w = weights()
+    for around in (lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))):
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-5), around(loss)(w, X), around(loss_fn)(w, X)
+        )
+    assert loss(w, X) == loss(w, X)
+    looped = jax.jit(lambda: jax.lax.scan(lambda c, _: (c + loss(w, X), None), 0.0, length=3)[0])
+    np.testing.assert_allclose(looped(), 3 * loss_fn(w, X), rtol=1e-5)
 
 
 def test_lower_is_as_jits() -> None:

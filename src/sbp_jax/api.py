@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import capture
 from . import cluster as clusters
+from ._compat import is_tracer, is_tracing
 from .config import AutoParallelConfig
 from .errors import PlanError
 from .lower import local_function
@@ -27,6 +28,11 @@ from .trace import Program, recompute
 _REPLAN_WARNING = 3
 _TIME_LIMIT_SECONDS = 30.0
 _RESERVE = 0.1
+# XLA for CPUs starts all that can start by default: every gathered parameter is held from the beginning, whatever the
+# plan says. Compilers for accelerators schedule for memory, as plans do.
+_COMPILER_OPTIONS: dict[str, dict[str, bool | str]] = {
+    "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+}
 
 
 class _OtherShapes(Exception):
@@ -39,6 +45,8 @@ class _Entry:
 
     plan: Plan
     jitted: Any
+    nested: Any
+    """The same for use inside another trace, where JAX takes no compiler's options."""
     constants: Sequence[Any]
     shardings: Sequence[NamedSharding]
 
@@ -71,8 +79,8 @@ class ParallelFunction:
         self._misses = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        last = self._last
-        if last is not None and not kwargs and not self._static:
+        last, tracing = self._last, is_tracing()
+        if last is not None and not kwargs and not self._static and not tracing:
             try:
                 return last.jitted(*args, ({}, last.constants))
             except _OtherShapes:
@@ -82,6 +90,8 @@ class ParallelFunction:
                     raise
         entry = self._entry(args, kwargs)
         args, kwargs = self._place(entry, args, kwargs)
+        if tracing:
+            return entry.nested(*self._dynamic(args), (kwargs, entry.constants))
         self._last = entry
         return entry.jitted(*self._dynamic(args), (kwargs, entry.constants))
 
@@ -288,12 +298,14 @@ def _indices(x: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_there(x: Any, sharding: NamedSharding) -> bool:
-    return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
+    return isinstance(x, jax.Array) and not is_tracer(x) and x.sharding.is_equivalent_to(sharding, x.ndim)
 
 
 def _is_bound(x: Any, sharding: NamedSharding) -> bool:
     """Whether a call would refuse an argument, or move it anew, as it is."""
-    return not sharding.is_fully_addressable or (isinstance(x, jax.Array) and getattr(x, "committed", True))
+    return not sharding.is_fully_addressable or (
+        isinstance(x, jax.Array) and (is_tracer(x) or getattr(x, "committed", True))
+    )
 
 
 def _moved(x: Any, sharding: NamedSharding) -> Any:
@@ -349,7 +361,7 @@ def _entry(program: Program, plan: Plan, dynamic: Any, out_tree: Any, donate: tu
     in_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.inputs]
     out_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.outputs]
     if where.is_abstract:
-        return _Entry(plan, None, (), ())
+        return _Entry(plan, None, None, (), ())
     mesh = where.mesh
     body = jax.shard_map(
         local_function(program, plan), mesh=mesh, in_specs=tuple(in_specs), out_specs=list(out_specs), check_vma=False
@@ -371,13 +383,15 @@ def _entry(program: Program, plan: Plan, dynamic: Any, out_tree: Any, donate: tu
     step.__name__ = step.__qualname__ = plan.function
     tree = jax.tree.structure(dynamic)
     args_shardings, kwargs_shardings = jax.tree.unflatten(tree, shardings[:n])
-    jitted = jax.jit(
+    jit = functools.partial(
+        jax.jit,
         step,
         in_shardings=(*args_shardings, (kwargs_shardings, tuple(shardings[n:]))),
         out_shardings=jax.tree.unflatten(out_tree, made),
         donate_argnums=donate,
     )
-    return _Entry(plan, jitted, constants, shardings[:n])
+    options = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
+    return _Entry(plan, jit(compiler_options=options), jit(), constants, shardings[:n])
 
 
 def _lower(entry: _Entry, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
