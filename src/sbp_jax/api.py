@@ -26,7 +26,7 @@ from .signature import Signature
 from .trace import Program, recompute
 
 _REPLAN_WARNING = 3
-_TIME_LIMIT_SECONDS = 30.0
+_TIME_LIMIT_SECONDS = 60.0
 _RESERVE = 0.1
 # XLA for CPUs starts all that can start by default: every gathered parameter is held from the beginning, whatever the
 # plan says. Compilers for accelerators schedule for memory, as plans do.

@@ -19,7 +19,7 @@ class AutoParallelConfig:
             that fixed strategy. The fixed ones need the training state donated, to know what is a parameter.
         time_limit: seconds that planning may take; then the best plan found, with its proven gap. Too short for any
             search, it gives the best of the fixed strategies, with a ``UserWarning`` and a note that say so.
-            None: a quick search, of which 30 s are rarely reached; where memory is short it may leave a few percent
+            None: a quick search, of which 60 s are rarely reached; where memory is short it may leave a few percent
             open (``plan.optimality_gap``). A limit is used to prove more; ``float("inf")``: until proven optimal.
         gap: stop when the proven relative gap is at most this.
         memory_limit: bytes per device, firm: where no plan meets it, that is an error. None: the device's less a

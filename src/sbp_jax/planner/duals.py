@@ -20,7 +20,10 @@ from .problem import IMPOSSIBLE, Problem
 from .reduce import Reduction, unreduced
 
 _SWEEPS = 5
+# So many sweeps, and more while each raises the bound by more than this part.
 _PROVING_SWEEPS = 15
+_MOST_SWEEPS = 80
+_CONVERGED = 1e-4
 _ROUNDS = 40
 _EQUAL = 1e-9
 # A round is worth another where it leaves at most this part of the gap, or of the pairs.
@@ -150,21 +153,27 @@ class Closing:
         self.bound = max(self.bound, min(bound + trial.constant, most, self.objective))
 
 
-def surviving(problem: Problem, most: float) -> list[np.ndarray]:
-    """The choices of each node that a plan may have that costs at most ``most``, as far as a few sweeps prove."""
+def spares(problem: Problem, deadline: float = math.inf) -> tuple[float, list[np.ndarray]]:
+    """A lower bound, and what each choice of each node costs beyond it at least, as far as some sweeps prove.
+
+    Sweeps go on while the bound grows, up to a number, or to ``deadline`` (of ``time.monotonic``).
+    """
     r = unreduced(problem)
-    everything = [np.arange(len(c)) for c in problem.nodes]
     if not consistent(r):
-        return everything
+        return -math.inf, [np.zeros(len(c)) for c in problem.nodes]
     m = _Messages(r)
-    bound = -math.inf
-    for _ in range(_PROVING_SWEEPS):
+    bound = before = -math.inf
+    for k in range(_MOST_SWEEPS):
         bound = m.sweep(forwards=True)
         m.sweep(forwards=False)
+        if k >= _PROVING_SWEEPS and (bound - before <= _CONVERGED * abs(bound) or time.monotonic() > deadline):
+            break
+        before = bound
+    found = [np.full(len(c), math.inf) for c in problem.nodes]
     # While the last sweep passed a node, the bound was at least that of the sweep before: what was spare then, counts.
-    spare = {n: total - total.min() for n, total in m.total.items()}
-    allowed = most - bound - r.constant + _EQUAL * abs(most)
-    return [r.kept[n][spare[n] <= allowed] for n in range(len(everything))]
+    for n, total in m.total.items():
+        found[n][r.kept[n]] = total - total.min()
+    return bound + r.constant, found
 
 
 def pairs(r: Reduction) -> int:

@@ -8,6 +8,7 @@ and Le Pape, Math. Prog. 102, 2005). What is left open between the two, the prog
 without the choices that the prices prove to be too dear.
 """
 
+import bisect
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..errors import PlanError
-from .duals import surviving
+from .duals import spares
 from .least import Least, Smallest
 from .level import largest, nearest
 from .memory import FootprintLike, penalised
@@ -39,8 +40,9 @@ _FEW_PAIRS = 2_000
 # Of the processor, not the clock: what is found does not hang on what else a machine does. A thorough search takes half
 # of its time limit instead.
 _SECONDS = 1.5
-# So many times as long while the gap is more than this.
+# So many times as long while the gap is more than this, or for so many rounds like the longest.
 _LONGER = 4.0
+_AT_LEAST = 4.0
 _FINE = 0.03
 # After half of the time a round that closes less than this part of the gap is the last.
 _WORTH = 0.05
@@ -51,10 +53,13 @@ _LEAST_SECONDS = 2.0
 _COMBINED = 2
 _NEAR = 3.0
 _COMBINE_SECONDS = 1.0
-# What is left open is closed, as far as some seconds do (all that are left, if thorough), where the problem has so few
-# pairs of choices, and so few are left of them.
+# What is left open is closed, as far as some seconds do (all that are left, if thorough), where so few pairs of choices
+# are left; else the best plan is looked for among the best few. Beyond so many pairs of choices a fine gap is let be.
 _MOST_PAIRS = 200_000
 _MOST_LEFT = 50_000
+_BEST_FEW = 20_000
+# What is not thorough ends by this part of the time limit: others may be waiting.
+_IN_ALL = 0.7
 _EXACT_SECONDS = 8.0
 
 
@@ -107,10 +112,12 @@ class Fitting:
         if lowest is not None:
             least = self._offer(lowest.choice)
             if lowest.bound * free.peak > self.limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
+                if self._is_known:
+                    return None
                 raise self._short(smallest.run([(self.free, free.memory), (lowest, least.memory)]))
         last = self._rounds()
         tried = [(self.free, free.memory)] if last is None else [(self.free, free.memory), last]
-        if self.best is None and not self._closed(self.gap):
+        if self.best is None and not self._closed(self.gap) and not self._is_known:
             found = smallest.run(tried, self.limit)
             if found.peak <= self.limit:
                 self._offer(found.solution.choice)
@@ -118,7 +125,7 @@ class Fitting:
         if not self._closed(self.gap):
             self._exactly(began)
         if self.best is None:
-            if self._closed(self.gap):
+            if self._is_known:
                 return None
             raise self._short(smallest.run(tried))
         bound = min(self.bound, self.best.seconds)
@@ -132,6 +139,11 @@ class Fitting:
     @property
     def _is_small(self) -> bool:
         return self.problem.pairs <= _FEW_PAIRS
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether a plan is known that fits: how small others can be does not matter then."""
+        return math.isfinite(self.below)
 
     @property
     def _aim(self) -> float:
@@ -159,21 +171,22 @@ class Fitting:
         The last solution under prices, and its bytes over the step.
         """
         start, last, level, over = time.process_time(), None, _LEVEL, _OVER
-        seconds, gap, stalled = self._seconds(_SECONDS), np.inf, False
+        gap, stalled, longest = np.inf, False, 0.0
         for round_number in range(_ROUNDS):
             prices = self._next_prices(level)
-            spent, allowed = time.process_time() - start, seconds
+            spent, allowed = time.process_time() - start, self._seconds(_SECONDS)
             if not (self.thorough or self._closed(_FINE)):
-                allowed = self._seconds(_LONGER * _SECONDS)
+                allowed = self._seconds(max(_LONGER * _SECONDS, _AT_LEAST * longest))
             if prices is None or spent > allowed or (stalled and spent > 0.5 * allowed):
                 break
             self.progress(f"fitting into memory, round {round_number + 1}")
             beyond = round_number % 2 == 1
             if beyond:  # what bounds ask for, and more: for a plan that fits
                 prices = {t: over * p for t, p in prices.items()}
-            solution = self._priced(prices, seconds)
+            solution = self._priced(prices, allowed)
             if solution is None:
                 break
+            longest = max(longest, time.process_time() - start - spent)
             # Prices under which a plan comes again were too near to the last ones.
             met = any(p.choice == tuple(solution.choice) for p in self.plans)
             level = 0.5 * (1.0 + level) if met else _LEVEL
@@ -236,42 +249,74 @@ class Fitting:
 
     def _within(self, kept: list[np.ndarray], gap: float, seconds: float, most_points: int) -> float | None:
         """Offer the best plan of only some choices that fits at the points, which grow; the bound of all of them."""
-        problem = sliced(self.problem, kept)
+        problem, bound = sliced(self.problem, kept), None
         start = time.perf_counter()
         while True:
             left = seconds - (time.perf_counter() - start)
             if left <= 0:
-                return None
+                return bound
             limits = [(sliced(self._bytes_at(t), kept), self.limit) for t in self.points]
-            solution = solve_within(problem, limits, gap, left)
+            solution = solve_within(problem, limits, gap, left, self._best_of(kept))
             if solution is None:
-                return None
+                return bound
+            bound = solution.bound
             plan = self._offer([int(k[c]) for k, c in zip(kept, solution.choice, strict=True)])
             if plan.peak <= self.limit or len(self.points) > most_points or len(self.points) == len(limits):
-                return solution.bound
+                return bound
+
+    def _best_of(self, kept: list[np.ndarray]) -> list[int] | None:
+        """The best plan in the numbers of the choices kept, if they have all of it."""
+        if self.best is None or not all(c in k for c, k in zip(self.best.choice, kept, strict=True)):
+            return None
+        return [int(np.searchsorted(k, c)) for c, k in zip(self.best.choice, kept, strict=True)]
 
     def _exactly(self, began: float) -> None:
-        """What prices leave open, closed where few choices are left. ``began``: when the search did."""
-        if self.problem.pairs > _MOST_PAIRS and not self.thorough:
+        """What prices leave open, closed where few choices are left, or among the best few. ``began``: of the search.
+
+        A plan with a choice costs at least the bound under prices and what the choice has to spare.
+        """
+        if self.problem.pairs > _MOST_PAIRS and not self.thorough and self._closed(_FINE):
             return
-        if self.best is None:
-            kept = [np.arange(len(c)) for c in self.problem.nodes]
-        else:
-            priced = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in self.prices.items()])
-            kept = surviving(priced, self.best.seconds + self.limit * sum(self.prices.values()))
-        if sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges) > _MOST_LEFT and not self.thorough:
-            return
-        self.progress(f"fitting into memory exactly, {len(self.points)} points")
         exactly = self._is_small or self.thorough
         unhurried = self._is_small and self.time_limit is None and self.patience >= 1
         seconds = math.inf if unhurried else self._seconds(_EXACT_SECONDS)
-        if self.thorough and self.time_limit is not None:  # all that is left
-            seconds = self.time_limit - (time.perf_counter() - began)
+        if self.time_limit is not None:  # all that is left, or most of it
+            left = (1.0 if self.thorough else _IN_ALL) * self.time_limit - (time.perf_counter() - began)
+            seconds = left if self.thorough else min(seconds, left)
         gap = self.gap if exactly else max(self.gap, _ROUND_GAP)
-        proven = self._within(kept, gap, seconds, len(self.points) + _ROUNDS)
-        if proven is not None and self.best is not None:
-            # What is struck costs more than the best plan.
-            self.bound = max(self.bound, min(proven, self.best.seconds))
+        priced = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in self.prices.items()])
+        floor, spare = spares(priced, time.monotonic() + 0.5 * seconds)
+        floor -= self.limit * sum(self.prices.values())
+        start = time.perf_counter()
+        while not self._closed(gap):
+            self.progress(f"fitting into memory exactly, {len(self.points)} points")
+            before, kept = self._aim, self._kept(spare, self._aim - floor)
+            left = seconds - (time.perf_counter() - start)
+            proven = self._within(kept, gap, left, len(self.points) + _ROUNDS) if left > 0 else None
+            out = min(float(np.delete(s, k).min(initial=math.inf)) for s, k in zip(spare, kept, strict=True))
+            if proven is not None:
+                # What is struck costs more than that, or than the best plan.
+                self.bound = max(self.bound, min(proven, floor + out, self._aim))
+            if self._aim == before or not math.isfinite(out):
+                return
+
+    def _kept(self, spare: list[np.ndarray], most: float) -> list[np.ndarray]:
+        """The choices that cost at most ``most`` beyond a bound, or less where those are many, and the best plan's."""
+        known = [[] for _ in spare] if self.best is None else [[c] for c in self.best.choice]
+
+        def within(level: float) -> list[np.ndarray]:
+            return [np.union1d(np.flatnonzero(s <= level), k).astype(int) for s, k in zip(spare, known, strict=True)]
+
+        def many(level: float) -> bool:
+            kept = within(level)
+            return sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges) > most_pairs
+
+        most_pairs = math.inf if self.thorough else _MOST_LEFT
+        if not many(most + 1e-9 * abs(most)):
+            return within(most + 1e-9 * abs(most))
+        most_pairs = _BEST_FEW
+        levels = np.unique(np.concatenate(spare))
+        return within(float(levels[max(bisect.bisect_left(levels, True, key=many) - 1, 0)]))
 
     def _short(self, least: Least) -> PlanError:
         return too_small(self.limit, least, self.footprint)

@@ -27,12 +27,15 @@ from .spell import fingerprint
 
 # A plan that holds more than this part of the limit may have been made dearer by it.
 _NEARLY = 0.8
+# The first mix's part of the time there is, where it is not the user's.
+_FIRST = 0.5
 # Mixes tried between two.
 _PARTS = 12
 
 
 def plan_to_fit(program: Program, request: Request, name: str = "function") -> PlanData:
-    """The cheapest plan found within the memory limit; its gap is that of its own mix of holding and making again.
+    """The cheapest plan found within the memory limit; its gap is proven over the mixes of holding and making again
+    that were tried.
 
     Raises ``PlanError`` where no mix fits into a firm limit.
     """
@@ -40,7 +43,10 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
     if limit is None:
         return make_plan(program, request, name)
     choice = _Choice(program, request, name, limit)
-    held = None if request.remat else choice.attempt(program, request)
+    first = request
+    if request.time_limit is not None and not request.thorough:
+        first = replace(request, time_limit=_FIRST * request.time_limit)
+    held = None if request.remat else choice.attempt(program, first)
     if held is not None and (held.memory_per_device < _NEARLY * limit or choice.time_is_up):
         return held
     if choice.time_is_up and request.limit_is_firm:
@@ -58,6 +64,8 @@ class _Choice:
         self.program, self.request, self.name, self.limit = program, request, name, limit
         self.tried: list[PlanData] = []
         self.refusals: list[PlanError] = []
+        self.cut = False
+        """Whether there was no time for a mix."""
         self.start = time.monotonic()
 
     @property
@@ -83,6 +91,9 @@ class _Choice:
             found = min(self.tried, key=lambda p: p.objective)
             known = [x for p in (base, *self.tried) if (x := p.statistics.get("free_seconds")) is not None]
             found.statistics |= {"free_seconds": min(known)} if known else {}
+            found.bound = min(p.bound for p in self.tried)
+            if self.cut and known:  # what was not tried has the bound that holds without a limit
+                found.bound = min(found.bound, *known)
             return found
         if self.request.limit_is_firm:
             raise self.refusal
@@ -114,6 +125,7 @@ class _Choice:
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already."""
         # Nothing found yet: better late than not at all, but for a user who set the time.
         if self.time_is_up and (self.tried or self.request.thorough):
+            self.cut = True
             return
         if self.tried and at_least >= min(p.objective for p in self.tried):
             return
@@ -129,7 +141,7 @@ class _Choice:
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
             again = f"{len(nodes)} nodes are run again in the backward part" if nodes else "nothing is computed again"
             plan.notes.append(
-                f"to fit, arguments are read anew in the backward part, {again}; the gap is proven for this choice"
+                f"to fit, arguments are read anew in the backward part, {again}; the gap is proven for what was tried"
             )
 
     def attempt(self, program: Program, request: Request) -> PlanData | None:

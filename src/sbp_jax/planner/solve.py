@@ -98,9 +98,12 @@ def _value(r: Reduction, choice: dict[int, int]) -> float:
 
 
 def solve_within(
-    problem: Problem, limits: Sequence[tuple[Problem, float]], gap: float, time_limit: float | None
-) -> Solution | None:
+    problem: Problem, limits: Sequence[tuple[Problem, float]], gap: float, time_limit: float | None,
+    guess: Sequence[int] | None = None,
+) -> Solution | None:  # fmt: skip
     """The best choice of which each of other totals (of the same nodes and choices) is at most its limit; or None.
+
+    ``guess``: a choice that keeps to the limits.
 
     Nothing is reduced but nodes of one choice, for reductions are exact for costs only: for problems of a few thousand
     choices.
@@ -117,7 +120,7 @@ def solve_within(
         for pair, m in total.edges.items():
             edges.setdefault(pair, np.zeros(m.shape))
     program = _Program(everything, totals)
-    found = program.branch_within(gap, time_limit)
+    found = program.branch_within(gap, time_limit, guess)
     if found is None:
         return None
     chosen, bound = found
@@ -238,7 +241,9 @@ class _Program:
         best, bound = self._branch(highs, start, scale, gap, deadline)
         return best, max(bound, relaxed)
 
-    def branch_within(self, gap: float, time_limit: float | None) -> tuple[dict[int, int], float] | None:
+    def branch_within(
+        self, gap: float, time_limit: float | None, guess: Sequence[int] | None
+    ) -> tuple[dict[int, int], float] | None:
         """The best choice within the limits, and a lower bound with the constant; None where none was found in time."""
         possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
         scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
@@ -249,6 +254,8 @@ class _Program:
         highs.setOptionValue("mip_rel_gap", gap)
         if time_limit is not None:
             highs.setOptionValue("time_limit", float(time_limit))
+        if guess is not None:
+            self._start(highs, {n: guess[n] for n in self.offsets})
         highs.run()
         x = np.asarray(highs.getSolution().col_value)[: self.binaries]
         if not len(x) or highs.getInfo().primal_solution_status != 2:
@@ -283,8 +290,7 @@ class _Program:
         highs.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
         highs.setOptionValue("mip_rel_gap", gap)
         _until(highs, deadline)
-        columns = np.array([self.offsets[n] + k for n, k in start.items()], dtype=np.int32)
-        highs.setSolution(len(columns), columns, np.ones(len(columns)))
+        self._start(highs, start)
         highs.run()
         info = highs.getInfo()
         bound = info.mip_dual_bound / scale
@@ -292,6 +298,10 @@ class _Program:
         found = self._read(x) if len(x) and highs.getInfo().primal_solution_status == 2 else start
         best = min(found, start, key=lambda c: _value(self.r, c))
         return best, bound
+
+    def _start(self, highs: highspy.Highs, choice: dict[int, int]) -> None:
+        columns = np.array([self.offsets[n] + k for n, k in choice.items()], dtype=np.int32)
+        highs.setSolution(len(columns), columns, np.ones(len(columns)))
 
     def _bound_of_duals(self, highs: highspy.Highs, scale: float) -> float:
         """What the row duals at hand prove: with any of them, each column at the better of its bounds is a bound."""

@@ -23,7 +23,7 @@ def cheapest(task: Task) -> tuple[str, Found] | None:
     if not task.anatomy.known:
         return None
     start, best = time.monotonic(), None
-    for name, rule in _FAMILIES.items():
+    for name, rule in reversed(_FAMILIES.items()):  # those that hold least are the likeliest to fit
         left = None if task.time_limit is None else task.time_limit - (time.monotonic() - start)
         if left is not None and left <= 0:
             break

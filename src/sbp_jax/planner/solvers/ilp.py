@@ -11,9 +11,10 @@ from .base import Task, register
 from .experts import cheapest
 from .timed import timed_search
 
-# A gap of less is as good as none; beyond so many pairs of choices it is left as it is.
+# A gap of less is as good as none; beyond so many pairs of choices, one of less than the other.
 _OPEN = 1e-3
 _MOST_PAIRS = 200_000
+_OPEN_IF_MANY = 0.03
 
 
 @register("ilp")
@@ -21,9 +22,10 @@ def ilp(task: Task) -> Found | None:
     """The cheapest plan, proven; past the time limit the best one seen."""
     start = time.monotonic()
     found = timed_search(task)
-    if found is None or found.solution.timed_out or found.seconds - found.bound <= max(_OPEN, task.gap) * found.seconds:
+    if found is None or found.solution.timed_out or task.limit_bytes is None:
         return found
-    if task.limit_bytes is None or task.problem.pairs > _MOST_PAIRS:
+    open_at = _OPEN if task.problem.pairs <= _MOST_PAIRS else _OPEN_IF_MANY
+    if found.seconds - found.bound <= max(open_at, task.gap) * found.seconds:
         return found
     left = None if task.time_limit is None else task.time_limit - (time.monotonic() - start)
     better = cheapest(replace(task, below=found.seconds, time_limit=left))
