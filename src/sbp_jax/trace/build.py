@@ -14,7 +14,8 @@ from .graph import Atom, Graph, Lit, Op, Program, Structured, Value
 from .source import is_users_function
 
 # What computes nothing at the level of logical values.
-_ALIASES = {"copy", "copy_p", "stop_gradient", "name", "pvary", "layout_constraint", "sharding_constraint"}
+_ALIASES = {"copy", "copy_p", "stop_gradient", "name", "pvary", "layout_constraint", "relayout", "sharding_constraint",
+            "xla_metadata_value"}  # fmt: skip
 
 
 _HANDLERS = {**control.HANDLERS, **calls.HANDLERS}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # primitive -> the parameter that holds the body
 BODIES = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr", "xla_metadata_call": "jaxpr",
     "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_lin": "jaxpr", "composite": "jaxpr", "custom_vmap_call": "call",
     "linear_call": "callee", "remat_opt": "fwd_jaxpr",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.extend import core as jex
 
+from .._compat import scan_operands
 from .graph import Atom, Lit, Op, Structured
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _enter(inner: "Tracer", x: Atom, var: Any, info: Any) -> Op:
 def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``lax.scan``: constants, carry, stacked inputs; carry, stacked outputs."""
     p, info = eqn.params, eqn.source_info
-    closed, n_consts, n_carry, length = p["jaxpr"], p["num_consts"], p["num_carry"], p["length"]
+    (n_consts, n_carry), closed, length = scan_operands(p), p["jaxpr"], p["length"]
     inner = t.scoped(length)
     variables = closed.jaxpr.invars
     enter = [_enter(inner, x, v, info) for x, v in zip(ins[:n_consts], variables, strict=False)]
