@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._compat import opened
 from ..errors import SbpError
 from .graph import Atom
 from .source import user_line
@@ -22,10 +23,10 @@ BODIES = {
 
 def linear_solve(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``lax.custom_linear_solve``: only its solver runs; the rest of it is for derivatives, taken before."""
-    lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+    lengths, (solve, consts) = eqn.params["const_lengths"], opened(eqn.params["jaxprs"].solve)
     first = lengths.matvec + lengths.vecmat
     operands = [*ins[first : first + lengths.solve], *ins[sum(lengths) :]]
-    return t.expand(eqn, solve.jaxpr, solve.consts, operands)
+    return t.expand(eqn, solve, consts, operands)
 
 
 def _refuse(what: str, instead: str) -> Callable[..., Sequence[Atom]]:
