@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,25 @@ def is_differentiated(x: Any) -> bool:
 def is_tracing() -> bool:
     """Whether JAX is tracing here (jit, grad, vmap, eval_shape), so that nothing can be placed on devices."""
     return not trace_state_clean()
+
+
+def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr's equations with its arguments and results, and the constants it comes with; none where it has none.
+
+    JAX held the two apart in a ``ClosedJaxpr`` before a ``Jaxpr`` held its constants itself.
+    """
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def scan_operands(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan equation are constants, and how many its carry; those after them are scanned.
+
+    JAX counted them (``num_consts``, ``num_carry``) before it kept a tree of each (``ft_in``).
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ Used by the tests and by ``docs/rules_table.py``.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.extend.core.primitives as primitives
@@ -266,7 +266,21 @@ def _pointwise() -> dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]]
     return {f"pointwise {n}": case for n, case in found.items()}
 
 
+def _newer() -> dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]]:
+    """Ops that not every supported version of JAX has: checked where it does, not shown in the table."""
+    small, newest = np.abs(f32(8, 4)) / 5 + 0.1, cast(Any, lax)
+    found: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+        "log2": (lambda x: newest.log2(x), (small,)),
+        "one_minus_square": (lambda x: newest.one_minus_square(x), (small,)),
+        "polynomial": (lambda x: newest.polynomial(x, (1.0, -2.0, 0.5)), (small,)),
+        "polynomial of arrays": (lambda x, *c: newest.polynomial(x, c), (small, f32(8, 4), f32(1, 4), f32(8, 1))),
+        "polynomial of many": (lambda x, *c: newest.polynomial(x, c), (small, *(f32(8, 4) for _ in range(10)))),
+    }
+    return {name: case for name, case in found.items() if hasattr(lax, name.split()[0])}
+
+
 CASES |= LINALG | OTHER | _pointwise()
+NEWER = _newer()
 
 
 def whole_values(function: Callable[..., Any], args: tuple[np.ndarray, ...]) -> list[tuple[Op, list[np.ndarray]]]:

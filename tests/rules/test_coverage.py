@@ -13,6 +13,8 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.experimental import xla_metadata
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from sbp_jax.rules import lookup, names
 from sbp_jax.rules.check import describe
@@ -22,6 +24,7 @@ from sbp_jax.trace import Op, Value, build, handled
 X = jnp.linspace(0.1, 0.9, 32).reshape(8, 4)
 SQUARE = X[:4] @ X[:4].T + 4 * jnp.eye(4)
 KEY = jax.random.key(0)
+metadata_call: Any = getattr(xla_metadata, "xla_metadata_call", None)  # newer than the oldest JAX supported
 
 # name by name: what takes the arguments given; all that is differentiable is also traced with its gradient
 NUMPY: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -138,6 +141,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "pure_callback": (lambda x: jax.pure_callback(np.sin, x, x), (X,)),
     "debug": (lambda x: jax.debug.print("{}", x[0, 0]) or x, (X,)),
     "rng_bit_generator": (lambda x: lax.rng_bit_generator(x, (8, 4)), (jnp.zeros(4, jnp.uint32),)),
+    "traced": (lambda x: jax.jit(jnp.sin).trace(x)(x), (X,)),
+    "metadata": (lambda x: set_xla_metadata(jnp.sin(x), tag="sine"), (X,)),
+    "metadata of a call": (lambda x: metadata_call(jnp.sin, tag="sine")(x) if metadata_call else x, (X,)),
     "stop_gradient": (lambda x: lax.stop_gradient(x) * x, (X,)),
     "custom_vjp": (lambda x: optax.safe_norm(x, 1e-3), (X,)),
     "entropy": (lambda x: optax.softmax_cross_entropy_with_integer_labels(x, jnp.arange(8) % 4), (X,)),

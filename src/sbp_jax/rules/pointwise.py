@@ -12,10 +12,10 @@ from .base import Builder, Dims, Factors, Linear, OpLike, any_partial, is_a, reg
 _INCREASING = ("exp", "exp2", "expm1", "tanh", "logistic", "sinh", "asinh", "atan", "erf", "cbrt", "floor", "ceil",
                "round", "sign")  # fmt: skip
 _OTHER = (
-    "abs", "acos", "acosh", "and", "asin", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "clamp", "clz", "cos",
-    "cosh", "digamma", "eq", "eq_to", "erf_inv", "erfc", "ge", "gt", "igamma", "igamma_grad_a", "igammac",
-    "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "lt", "lt_to", "mulhi", "ne",
-    "nextafter", "not", "or", "polygamma", "population_count", "pow", "random_gamma_grad", "reciprocal",
+    "abs", "acos", "acosh", "and", "asin", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "clamp", "clz", "cos", "cosh",
+    "digamma", "eq", "eq_to", "erf_inv", "erfc", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "integer_pow",
+    "is_finite", "le", "le_to", "lgamma", "log", "log1p", "log2", "lt", "lt_to", "mulhi", "ne", "nextafter", "not",
+    "one_minus_square", "or", "polygamma", "population_count", "pow", "random_gamma_grad", "reciprocal",
     "reduce_precision", "regularized_incomplete_beta", "rem", "rsqrt", "shift_left", "shift_right_arithmetic",
     "shift_right_logical", "sin", "sqrt", "square", "tan", "threefry2x32", "with_memory_space_constraint", "xor",
     "zeta",
@@ -103,6 +103,12 @@ def neg(op: OpLike) -> Factors:
 def complex_(op: OpLike) -> Factors:
     """complex(P, P) -> P: linear over the reals."""
     return pointwise(op, [sums(0, 1)])
+
+
+@register("polynomial")
+def polynomial(op: OpLike) -> Factors:
+    """Linear in its coefficients together, one operand for each power of the first operand, from 0 on."""
+    return pointwise(op, [sums(*range(1, len(op.ins)))])
 
 
 @register("real", "imag", "conj")

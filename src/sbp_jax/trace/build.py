@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
+from .._compat import opened
 from . import calls, control, expand
 from .graph import Atom, Graph, Lit, Op, Program, Structured, Value
 from .source import is_users_function
 
 # What computes nothing at the level of logical values.
-_ALIASES = {"copy", "copy_p", "stop_gradient", "name", "pvary", "layout_constraint", "sharding_constraint"}
+_ALIASES = {"copy", "copy_p", "stop_gradient", "name", "pvary", "layout_constraint", "relayout", "sharding_constraint",
+            "xla_metadata_value"}  # fmt: skip
 
 
 _HANDLERS = {**control.HANDLERS, **calls.HANDLERS}
@@ -86,11 +88,10 @@ class Tracer:
             return ins[: len(eqn.outvars)]
         if name in calls.BODIES:
             where = calls.BODIES[name]
-            body = params[where] if where in params else params["jaxpr"]
-            inner = getattr(body, "jaxpr", body)
-            if is_users_function(inner):
-                return self.inline(inner, getattr(body, "consts", ()), ins)
-            return self.expand(eqn, inner, getattr(body, "consts", ()), ins)
+            body, consts = opened(params[where] if where in params else params["jaxpr"])
+            if is_users_function(body):
+                return self.inline(body, consts, ins)
+            return self.expand(eqn, body, consts, ins)
         if name in ("remat2", "remat", "checkpoint"):
             return self._remat(eqn, ins)
         if name == "optimization_barrier":
@@ -101,7 +102,7 @@ class Tracer:
         expansion = expand.EXPANSIONS.get(name)
         expanded = expansion(eqn, ins) if expansion is not None else None
         if expanded is not None:
-            return self.expand(eqn, expanded.jaxpr, expanded.consts, ins)
+            return self.expand(eqn, *opened(expanded), ins)
         return self.emit(name, ins, [v.aval for v in eqn.outvars], params, eqn.primitive, eqn.source_info)
 
     def expand(self, eqn: Any, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Atom]) -> list[Atom]:
@@ -112,10 +113,9 @@ class Tracer:
         return results
 
     def _remat(self, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
-        jaxpr = eqn.params["jaxpr"]
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse", True):
             ins = list(control.barrier(self, ins, eqn.source_info))
-        return self.inline(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), ins)
+        return self.inline(*opened(eqn.params["jaxpr"]), ins)
 
     def finish(self, inputs: Sequence[Value], outputs: Sequence[Atom]) -> Graph:
         """This scope as a graph."""
@@ -186,9 +186,10 @@ def build(closed: Any, names: Sequence[str] = (), boundary: tuple[str, str] = ("
     shared = Shared()
     top = Tracer(shared)
     shared.top = top
-    labels = [*names, *[f"argument {i}" for i in range(len(names), len(closed.jaxpr.invars))]]
-    arguments = [top.value(v.aval, label) for v, label in zip(closed.jaxpr.invars, labels, strict=False)]
-    results = top.inline(closed.jaxpr, closed.consts, arguments)
+    jaxpr, consts = opened(closed)
+    labels = [*names, *[f"argument {i}" for i in range(len(names), len(jaxpr.invars))]]
+    arguments = [top.value(v.aval, label) for v, label in zip(jaxpr.invars, labels, strict=False)]
+    results = top.inline(jaxpr, consts, arguments)
     inputs = [*arguments, *shared.constant_values]
     graph = top.finish(inputs, results)
     expand.remove_dead(graph)

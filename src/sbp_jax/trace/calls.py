@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._compat import opened
 from ..errors import SbpError
 from .graph import Atom
 from .source import user_line
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 # primitive -> the parameter that holds the body
 BODIES = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr", "xla_metadata_call": "jaxpr",
     "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_lin": "jaxpr", "composite": "jaxpr", "custom_vmap_call": "call",
     "linear_call": "callee", "remat_opt": "fwd_jaxpr",
@@ -21,10 +23,10 @@ BODIES = {
 
 def linear_solve(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``lax.custom_linear_solve``: only its solver runs; the rest of it is for derivatives, taken before."""
-    lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+    lengths, (solve, consts) = eqn.params["const_lengths"], opened(eqn.params["jaxprs"].solve)
     first = lengths.matvec + lengths.vecmat
     operands = [*ins[first : first + lengths.solve], *ins[sum(lengths) :]]
-    return t.expand(eqn, solve.jaxpr, solve.consts, operands)
+    return t.expand(eqn, solve, consts, operands)
 
 
 def _refuse(what: str, instead: str) -> Callable[..., Sequence[Atom]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.extend import core as jex
 
+from .._compat import opened, scan_operands
 from .graph import Atom, Lit, Op, Structured
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def _enter(inner: "Tracer", x: Atom, var: Any, info: Any) -> Op:
 def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``lax.scan``: constants, carry, stacked inputs; carry, stacked outputs."""
     p, info = eqn.params, eqn.source_info
-    closed, n_consts, n_carry, length = p["jaxpr"], p["num_consts"], p["num_carry"], p["length"]
+    (n_consts, n_carry), (jaxpr, consts), length = scan_operands(p), opened(p["jaxpr"]), p["length"]
     inner = t.scoped(length)
-    variables = closed.jaxpr.invars
+    variables = jaxpr.invars
     enter = [_enter(inner, x, v, info) for x, v in zip(ins[:n_consts], variables, strict=False)]
     body_carry = [inner.value(v.aval) for v in variables[n_consts : n_consts + n_carry]]
     unstack = [
@@ -50,7 +51,7 @@ def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
         for x, v in zip(ins[n_consts + n_carry :], variables[n_consts + n_carry :], strict=True)
     ]
     arguments = [*(op.outs[0] for op in enter), *body_carry, *(op.outs[0] for op in unstack)]
-    results = inner.inline(closed.jaxpr, closed.consts, arguments)
+    results = inner.inline(jaxpr, consts, arguments)
     carry = [
         Op("sbp.carry", (x, y), (v, t.value(v)), info=info)
         for x, y, v in zip(ins[n_consts : n_consts + n_carry], results, body_carry, strict=False)
@@ -69,16 +70,17 @@ def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
 def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``lax.while_loop``: the condition is whole on every device, so that all stop together."""
     p, info = eqn.params, eqn.source_info
-    cond, body, n_cond, n_body = p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"], p["body_nconsts"]
+    (cond, cond_consts), (body, body_consts) = opened(p["cond_jaxpr"]), opened(p["body_jaxpr"])
+    n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
     initial = ins[n_cond + n_body :]
-    trips = _trip_count(cond.jaxpr, body.jaxpr, n_cond, n_body, initial)
+    trips = _trip_count(cond, body, n_cond, n_body, initial)
     inner_cond, inner = t.scoped(trips or 1.0), t.scoped(trips or 1.0)
-    cond_enter = [_enter(inner_cond, x, v, info) for x, v in zip(ins, cond.jaxpr.invars[:n_cond], strict=False)]
-    body_enter = [_enter(inner, x, v, info) for x, v in zip(ins[n_cond:], body.jaxpr.invars[:n_body], strict=False)]
-    cond_carry = [inner_cond.value(v.aval) for v in cond.jaxpr.invars[n_cond:]]
-    body_carry = [inner.value(v.aval) for v in body.jaxpr.invars[n_body:]]
-    predicate = inner_cond.inline(cond.jaxpr, cond.consts, [*(o.outs[0] for o in cond_enter), *cond_carry])
-    results = inner.inline(body.jaxpr, body.consts, [*(o.outs[0] for o in body_enter), *body_carry])
+    cond_enter = [_enter(inner_cond, x, v, info) for x, v in zip(ins, cond.invars[:n_cond], strict=False)]
+    body_enter = [_enter(inner, x, v, info) for x, v in zip(ins[n_cond:], body.invars[:n_body], strict=False)]
+    cond_carry = [inner_cond.value(v.aval) for v in cond.invars[n_cond:]]
+    body_carry = [inner.value(v.aval) for v in body.invars[n_body:]]
+    predicate = inner_cond.inline(cond, cond_consts, [*(o.outs[0] for o in cond_enter), *cond_carry])
+    results = inner.inline(body, body_consts, [*(o.outs[0] for o in body_enter), *body_carry])
     carry = [
         Op("sbp.carry", (x, y), (v, t.value(v), c), info=info)
         for x, y, v, c in zip(initial, results, body_carry, cond_carry, strict=True)
@@ -131,11 +133,11 @@ def cond(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     branches, info = eqn.params["branches"], eqn.source_info
     index, operands = ins[0], ins[1:]
     bodies, entries, results = [], [], []
-    for branch in branches:
+    for branch, consts in map(opened, branches):
         inner = t.scoped(1.0)
-        enter = [_enter(inner, x, v, info) for x, v in zip(operands, branch.jaxpr.invars, strict=True)]
+        enter = [_enter(inner, x, v, info) for x, v in zip(operands, branch.invars, strict=True)]
         arguments = [op.outs[0] for op in enter]
-        results.append(inner.inline(branch.jaxpr, branch.consts, arguments))
+        results.append(inner.inline(branch, consts, arguments))
         bodies.append(inner.finish(arguments, results[-1]))
         entries.append(enter)
     joins = [
