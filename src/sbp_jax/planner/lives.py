@@ -24,8 +24,8 @@ from .fusion import pointwise
 _CHEAP = frozenset("""
     abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
     dynamic_slice eq expand_dims floor ge gt iota is_finite le lt max min mul ne neg not one_minus_square or pad
-    reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice square squeeze
-    sub transpose xor stop_gradient real imag integer_pow sbp.pin sbp.unstack
+    reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice square
+    squeeze sub transpose xor stop_gradient real imag integer_pow sbp.pin sbp.unstack
 """.split())  # fmt: skip
 # Data moved but not computed: fused like element-wise ops.
 _MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice iota pad rev slice transpose copy".split())
