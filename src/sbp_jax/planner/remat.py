@@ -27,8 +27,8 @@ from .spell import fingerprint
 
 # A plan that holds more than this part of the limit may have been made dearer by it.
 _NEARLY = 0.8
-# The first mix's part of the time there is, where it is not the user's.
-_FIRST = 0.5
+# The first mix's part of the time there is, where it is not the user's; what is left of it is the others'.
+_FIRST = 0.75
 # Mixes tried between two.
 _PARTS = 12
 
@@ -135,7 +135,10 @@ class _Choice:
         if len(program.nodes) == len(self.program.nodes):
             return
         pins = {k: self.request.pins[o] for k, o in enumerate(origin) if o in self.request.pins}
-        plan = self.attempt(program, replace(self.request, pins=pins))
+        left = self.request.time_limit
+        if left is not None and not self.request.thorough:
+            left = max(left - (time.monotonic() - self.start), (1 - _FIRST) * left)
+        plan = self.attempt(program, replace(self.request, pins=pins, time_limit=left))
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
