@@ -153,6 +153,11 @@ class Fitting:
     def _closed(self, gap: float) -> bool:
         return math.isfinite(self._aim) and self._aim - self.bound <= max(gap, 1e-9) * self._aim
 
+    @property
+    def _is_fine(self) -> bool:
+        """Whether the best plan of its own leaves a gap for which no long search is worth while."""
+        return self.best is not None and self.best.seconds - self.bound <= _FINE * self.best.seconds
+
     def _offer(self, choice: Sequence[int]) -> _Seen:
         """Remember a plan, where it overflows, and whether it is the best."""
         plan = _Seen(tuple(choice), self.problem.evaluate(choice), self.footprint.over_time(choice))
@@ -175,7 +180,7 @@ class Fitting:
         for round_number in range(_ROUNDS):
             prices = self._next_prices(level)
             spent, allowed = time.process_time() - start, self._seconds(_SECONDS)
-            if not (self.thorough or self._closed(_FINE)):
+            if not (self.thorough or self._is_fine):
                 allowed = self._seconds(max(_LONGER * _SECONDS, _AT_LEAST * longest))
             if prices is None or spent > allowed or (stalled and spent > 0.5 * allowed):
                 break
@@ -275,7 +280,7 @@ class Fitting:
 
         A plan with a choice costs at least the bound under prices and what the choice has to spare.
         """
-        if self.problem.pairs > _MOST_PAIRS and not self.thorough and self._closed(_FINE):
+        if self.problem.pairs > _MOST_PAIRS and not self.thorough and self._is_fine:
             return
         exactly = self._is_small or self.thorough
         unhurried = self._is_small and self.time_limit is None and self.patience >= 1

@@ -10,12 +10,15 @@ from . import data_parallel, megatron, zero2, zero3
 from .base import Task
 from .family import best_of_family
 
+# Those that hold least first: the likeliest to fit.
 _FAMILIES = {
+    "zero3": zero3.restriction,
     "data_parallel": data_parallel.restriction,
     "megatron": megatron.restriction,
     "zero2": zero2.restriction,
-    "zero3": zero3.restriction,
 }
+# A family may take so many times its share of the time that is left.
+_SHARE = 1.5
 
 
 def cheapest(task: Task) -> tuple[str, Found] | None:
@@ -23,10 +26,12 @@ def cheapest(task: Task) -> tuple[str, Found] | None:
     if not task.anatomy.known:
         return None
     start, best = time.monotonic(), None
-    for name, rule in reversed(_FAMILIES.items()):  # those that hold least are the likeliest to fit
+    for k, (name, rule) in enumerate(_FAMILIES.items()):
         left = None if task.time_limit is None else task.time_limit - (time.monotonic() - start)
         if left is not None and left <= 0:
             break
+        if left is not None:
+            left *= min(1.0, _SHARE / (len(_FAMILIES) - k))
         alone = replace(task, notes=[], time_limit=left)
         try:
             found = best_of_family(alone, rule(alone))
