@@ -55,7 +55,7 @@ def main() -> int:
     below = beaten = rows = 0
     worst: dict[str, float] = {}
     methods = tuple(args.methods.split(","))
-    print(f"{'model':<17}{'mesh':<7}{'limit MiB':>10}{'ilp ms':>9}{'gap':>7}{'s':>6}  "
+    print(f"{'model':<17}{'mesh':<7}{'limit MiB':>10}{'ilp ms':>12}{'gap':>7}{'s':>6}  "
           + "".join(f"{m:>21}" for m in methods[1:]), flush=True)  # fmt: skip
     for model in (args.only,) if args.only else MODELS:
         case = at_scale(model) if model in AT_SCALE else MODELS[model]()
@@ -96,7 +96,7 @@ def main() -> int:
                     print(f"{line}  ilp: {best[:100]}", flush=True)
                     below += any(isinstance(p, sbp.Plan) for p in found.values())
                     continue
-                line += f"{best.objective * 1e3:9.4f}{best.optimality_gap:7.2%}{best.planning_seconds:6.1f}  "
+                line += f"{best.objective * 1e3:12.4f}{best.optimality_gap:7.2%}{best.planning_seconds:6.1f}  "
                 for m in methods[1:]:
                     one = found[m]
                     if isinstance(one, str):

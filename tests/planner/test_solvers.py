@@ -251,3 +251,10 @@ def test_an_expert_is_the_answer_where_the_search_stops_short(monkeypatch: pytes
     found = plan("ilp")
     assert found.objective == pytest.approx(best.objective) and found.bound <= found.objective
     assert any(f"solver={best.solver!r}" in note for note in found.notes)
+
+    def in_vain(task: Task):
+        raise sbp.PlanError("no plan was found in time")
+
+    monkeypatch.setattr(ilp, "timed_search", in_vain)
+    late = plan("ilp")
+    assert late.objective == pytest.approx(best.objective) and late.bound <= late.objective
