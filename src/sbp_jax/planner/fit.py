@@ -312,16 +312,16 @@ class Fitting:
         def within(level: float) -> list[np.ndarray]:
             return [np.union1d(np.flatnonzero(s <= level), k).astype(int) for s, k in zip(spare, known, strict=True)]
 
-        def many(level: float) -> bool:
+        def pairs(level: float) -> int:
             kept = within(level)
-            return sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges) > most_pairs
+            return sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges)
 
-        most_pairs = math.inf if self.thorough else _MOST_LEFT
-        if not many(most + 1e-9 * abs(most)):
-            return within(most + 1e-9 * abs(most))
-        most_pairs = _BEST_FEW
+        most += 1e-9 * abs(most)
+        if self.thorough or pairs(most) <= _MOST_LEFT:
+            return within(most)
         levels = np.unique(np.concatenate(spare))
-        return within(float(levels[max(bisect.bisect_left(levels, True, key=many) - 1, 0)]))
+        few = bisect.bisect_right(levels, _BEST_FEW, key=pairs)
+        return within(float(levels[max(few - 1, 0)]))
 
     def _short(self, least: Least) -> PlanError:
         return too_small(self.limit, least, self.footprint)
