@@ -9,7 +9,7 @@ import pytest
 
 import sbp_jax as sbp
 from sbp_jax.planner import make
-from zoo import Case, gpt, mlp
+from zoo import Case, gpt, mlp, resnet
 
 ONE = sbp.placement.abstract((1,), cluster="a100-80")
 EIGHT = sbp.placement.abstract((8,), axis_names=("dp",), cluster="a100-80")
@@ -70,8 +70,10 @@ def test_the_search_and_the_plan_count_the_same(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    "case", [gpt.build("tiny"), gpt.build("tiny", dropout=0.0, scan_layers=True), mlp.build("wide")],
-    ids=["gpt", "scanned", "wide"],
+    "case",
+    [gpt.build("tiny"), gpt.build("tiny", dropout=0.0, scan_layers=True), mlp.build("wide"), resnet.build("tiny"),
+     gpt.build("small", layers=2, remat=True), gpt.build("small", layers=2, scan_layers=True, remat=True)],
+    ids=["gpt", "scanned", "wide", "resnet", "remat", "scanned remat"],
 )  # fmt: skip
 def test_within_a_tenth_of_xla(case: Case) -> None:
     """As the step is compiled when it is called."""

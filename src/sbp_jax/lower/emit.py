@@ -22,6 +22,7 @@ from ..rules import Local, lookup, whole
 from ..rules.widen import B, Code, signature_of, strategies
 from ..signature import Partial, Signature, Split, broadcast
 from ..trace import Atom, Graph, Lit, Op, Program, Structured, Value
+from .order import Wait, waits
 from .padding import mask_reduced
 
 Scope = dict[int, dict[Signature, Any]]
@@ -111,13 +112,33 @@ class _Emitter:
         return boxing.apply(route, x, self.placement.axis_names)
 
     def graph(self, graph: Graph, scope: Scope) -> None:
-        for op in graph.ops:
+        found = waits(graph)
+        for k, op in enumerate(graph.ops):
+            if k in found:
+                self.hold_back(scope, op, found[k])
             if isinstance(op, Structured):
                 _STRUCTURED[op.kind](self, op, scope)
             elif self.decision[op.index] is not None:  # the others are made where they are needed
                 results = self.compute(scope, op, self.ins(op), self.outs(op))
                 for v, s, y in zip(op.outs, self.outs(op), results, strict=True):
                     self.define(scope, v, s, y)
+
+    def hold_back(self, scope: Scope, op: Op | Structured, wait: Wait) -> None:
+        """Let an op wait for results that would hold more than they take, were they put off."""
+
+        def size(value_id: int) -> int:
+            return max([x.size * x.dtype.itemsize for x in scope.get(value_id, {}).values()], default=0)
+
+        worth = [e.value.id for e in wait.results if sum(map(size, e.holds)) > size(e.value.id)]
+        keys = [(i, s) for i in worth for s in scope.get(i, {})]
+        if not keys:
+            return
+        readers = [op] if isinstance(op, Op) else op.links
+        s = next(s for r in readers for x, s in zip(r.ins, self.ins(r), strict=True) if x is wait.through)
+        self.read(scope, wait.through, s)
+        keys.append((wait.through.id, s))
+        for (i, s), y in zip(keys, lax.optimization_barrier([scope[i][s] for i, s in keys]), strict=True):
+            scope[i][s] = y
 
     def compute(self, scope: Scope, op: Op, ins: Sequence[Signature], outs: Sequence[Signature]) -> Sequence[Any]:
         """Run one op on local pieces."""

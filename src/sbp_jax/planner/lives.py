@@ -37,7 +37,8 @@ _ALIASES = frozenset("""
 _IN_PLACE = frozenset(
     "dynamic_update_slice scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split()
 )
-_REDUCTIONS = "reduce_"
+# Kernels of their own that compute what they read, where nothing else reads it.
+_COMPUTES = ("reduce_", "gather")
 # Boundaries that hand on what they read.
 _REPEATED = frozenset(("sbp.unstack", "sbp.barrier", "sbp.enter"))
 # Element-wise by their rule, but long: never computed again.
@@ -47,7 +48,8 @@ _LONG = frozenset(("threefry2x32", "erf_inv", "digamma", "lgamma", "igamma"))
 @dataclass(slots=True)
 class Life:
     """One value. ``made``, ``first`` and ``last`` are positions of nodes; ``last`` counts readers that compute it
-    again as well, ``kept`` those that read it from memory: less than ``made`` where none does.
+    again as well, ``kept`` those that read it from memory: less than ``made`` where none does. ``whole``: when all of
+    it is there, for a loop's stack the loop's end.
 
     ``named``: another name of its operand's buffer. ``resident``: an argument, held over the whole step. ``home``: it
     replaces a donated argument, in whose buffer it is written. ``reads``: first and last time by reading node.
@@ -55,6 +57,7 @@ class Life:
 
     value: Value
     made: int
+    whole: int
     first: int
     last: int
     kept: int
@@ -114,7 +117,7 @@ class _Walk:
             if updates[k]:
                 when[k] = max([ready.get(i, 0) for i in reads[k]], default=k)
             for result, v in enumerate(op.outs):
-                ready[v.id] = max(when[k], self._made(op, result)) if k in self.spans else when[k]
+                ready[v.id] = max(when[k], self._whole(op, result))
         for op in self.program.input_ops:
             when[op.index] = op.index
         return when
@@ -145,7 +148,7 @@ class _Walk:
         last = self.end
         for op in program.input_ops:
             life = self.found[op.outs[0].id]
-            life.made, life.kept, life.last, life.resident = 0, last, max(life.last, life.first), True
+            life.made, life.whole, life.kept, life.last, life.resident = 0, 0, last, max(life.last, life.first), True
         return self.found
 
     def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Life:
@@ -179,7 +182,7 @@ class _Walk:
         self.repeats[at] = repeats
         if not named and kept == last and kept > start and self._overwritten(v, kept):
             kept = last = kept - 1
-        return Life(v, start, min(first, self.end), last, kept, named, home=home, reads=reads)
+        return Life(v, start, self._whole(op, k), min(first, self.end), last, kept, named, home=home, reads=reads)
 
     def _widens(self, op: Op) -> bool:
         """Whether computing an op again reads more than its result: two operands as large as that, or more."""
@@ -193,6 +196,9 @@ class _Walk:
         if op.name == "sbp.carry":
             return final if k == 1 else first
         return final if op.name == "sbp.join" else first if op.name == "sbp.stack" else op.index
+
+    def _whole(self, op: Op, k: int) -> int:
+        return self.spans[op.index][1] if op.name == "sbp.stack" else self._made(op, k)
 
     def _read(
         self, user: Op, position: int, start: int, alone: bool
@@ -212,7 +218,7 @@ class _Walk:
         if self.fusible[at]:
             return self.earliest[at], self.latest[at], True, None
         when = self.when[at]
-        return when, when, alone and user.name.startswith(_REDUCTIONS), None
+        return when, when, alone and user.name.startswith(_COMPUTES), None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""

@@ -188,7 +188,7 @@ class _Tables:
 
     def _result(self, cell: Cell, group: int, k: int, v: Value) -> None:
         life = self.lives[v.id]
-        made, first, last, kept = life.made, max(life.first, life.made), life.last, life.kept
+        made, whole, first, last, kept = life.made, life.whole, max(life.first, life.whole), life.last, life.kept
         if k == 0 and cell.root is None and scratch(cell.ops[0], self.model.cluster.device.name):
             self._add(("scratch", group, k), group, -1, made, made, v)
         readers = self.readers.get(v.id, ())
@@ -216,10 +216,10 @@ class _Tables:
             if not (life.named or life.home):
                 self._add(("same", *where), group, other, made, kept, v)
             if not life.named:
-                self._add(("source of smaller", *where), group, other, made, made, v)
+                self._add(("source of smaller", *where), group, other, made, whole, v)
                 self._add(("source of larger", *where), group, other, made, first, v)
             if not life.home:
-                self._add(("smaller", *where), group, other, made, last, v)
+                self._add(("smaller", *where), group, other, whole, last, v)
                 self._add(("larger", *where), group, other, first, last, v)
         if hub is not None:
             self._more(group, k, hub, v, life, readers)
@@ -239,7 +239,7 @@ class _Tables:
             found.append((until, start, reader, at))
         before = self.program_end
         for until, t, reader, at in sorted(found):
-            start = max(min(t, before + 1), life.made)
+            start = max(min(t, before + 1), life.whole)
             self._add(("more", group, k, reader, at, hub), hub, reader, start, until, v)
             before = until if before == self.program_end else max(before, until)
 

@@ -1,12 +1,15 @@
 """The fixed strategies at once: what a plan falls back on when there is no time to search, and must not be above."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ...errors import PlanError
 from ..quick import quick
+from ..restrict import Restriction
 from ..search import Found
-from . import data_parallel, megatron, zero2, zero3
+from . import coarse, data_parallel, megatron, zero2, zero3
 from .base import Task
 from .family import best_of_family
 
@@ -22,24 +25,36 @@ _SHARE = 1.5
 
 
 def cheapest(task: Task) -> tuple[str, Found] | None:
-    """The best of the fixed strategies that takes less than ``task.below`` seconds, and its name, if there is one."""
-    if not task.anatomy.known:
-        return None
+    """The best of the fixed strategies, and of plans that treat axes as one, that takes less than ``task.below``
+    seconds; and what to call it. None if there is none.
+    """
     start, best = time.monotonic(), None
-    for k, (name, rule) in enumerate(_FAMILIES.items()):
+    families = _families(task)
+    for k, (words, rule) in enumerate(families.items()):
         left = None if task.time_limit is None else task.time_limit - (time.monotonic() - start)
         if left is not None and left <= 0:
             break
         if left is not None:
-            left *= min(1.0, _SHARE / (len(_FAMILIES) - k))
+            left *= min(1.0, _SHARE / (len(families) - k))
         alone = replace(task, notes=[], time_limit=left)
         try:
             found = best_of_family(alone, rule(alone))
         except PlanError:  # no plan of this family is possible, or none fits
             continue
         if found is not None and found.seconds < task.below:
-            task, best = replace(task, below=found.seconds), (name, found)
+            task, best = replace(task, below=found.seconds), (words, found)
     return best
+
+
+def _families(task: Task) -> dict[str, Callable[[Task], Restriction]]:
+    """By what to call them. Axes as one first: those are the larger families."""
+    found: dict[str, Callable[[Task], Restriction]] = {}
+    for axes in coarse.merged_axes(task.anatomy.axis_sizes):
+        numbers = " and ".join(map(str, axes))
+        found[f"plans that split along axes {numbers} of the mesh alike"] = partial(coarse.restriction, axes=axes)
+    if task.anatomy.known:
+        found |= {f"solver={name!r}": rule for name, rule in _FAMILIES.items()}
+    return found
 
 
 def fallback(task: Task) -> tuple[str, Found] | None:

@@ -1,0 +1,65 @@
+"""What may not be put off: results that would hold more memory than they take."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sbp_jax as sbp
+from sbp_jax import capture
+from sbp_jax.lower.order import waits
+from sbp_jax.trace import Graph, Structured
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def traced(fn, *args) -> Graph:
+    return capture.trace(fn, args, {}, (), ())[0].graph
+
+
+def train(w1, w2, x):
+    """Two products forward, three backward: each weight's gradient, and the cotangent between them."""
+    return jax.grad(lambda w: jnp.sum(jnp.sin(jnp.sin(x @ w[0]) @ w[1])))([w1, w2])
+
+
+def barriers(fn, *args) -> int:
+    """In the lowered program."""
+    step = sbp.auto_parallel(fn, placement=sbp.placement.all("cpu", axis_names=("dp",)))
+    return step.lower(*args).as_text().count("optimization_barrier")
+
+
+def test_a_gradient_waits_before_the_next_product_and_names_what_it_holds() -> None:
+    graph = traced(train, f32(64, 64), f32(64, 64), f32(4096, 64))
+    names = {v.id: op.name for op in graph.nodes() for v in op.outs}
+    ((position, wait),) = waits(graph).items()
+    (early,) = wait.results
+    assert names[early.value.id] == "dot_general" and early.value.shape == (64, 64)
+    assert early.holds and position > [v.id for op in graph.nodes() for v in op.outs].index(early.value.id)
+
+
+def test_what_the_next_product_reads_does_not_wait() -> None:
+    assert not waits(traced(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w) @ w, f32(64, 64), f32(64, 64)))
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(4096, 1), (1, 0)])
+def test_only_what_holds_more_than_it_takes_is_worth_a_barrier(batch: int, expected: int) -> None:
+    assert barriers(train, f32(64, 64), f32(64, 64), f32(batch, 64)) == expected
+
+
+def test_a_loop_waits_as_well() -> None:
+    def run(x, w):
+        total = jnp.sum(jnp.sin(x @ w))  # read at the end only
+        y, _ = jax.lax.scan(lambda c, _: (jnp.cos(c @ w), None), w, None, length=3)
+        return total, y
+
+    graph = traced(run, f32(4096, 64), f32(64, 64))
+    ((position, wait),) = waits(graph).items()
+    assert isinstance(graph.ops[position], Structured) and wait.results[0].value.shape == ()
+
+
+def test_results_are_those_of_plain_jax() -> None:
+    args = [jax.random.normal(jax.random.key(k), s) / 8 for k, s in enumerate([(64, 64), (64, 64), (512, 64)])]
+    step = sbp.auto_parallel(train, placement=sbp.placement.all("cpu", axis_names=("dp",)))
+    for ours, plain in zip(step(*args), train(*args), strict=True):
+        assert jnp.allclose(ours, plain, rtol=1e-4, atol=1e-4)
