@@ -5,6 +5,7 @@ alike do not: on 2x2x2 they are those of 2x4, or of 8. Where the search among al
 these is often cheaper than what it found.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,7 +22,7 @@ def merged_axes(axis_sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     if len(real) > 1:
         yield tuple(real)
     if len(real) > 2:
-        yield from zip(real, real[1:], strict=False)
+        yield from itertools.pairwise(real)
 
 
 def restriction(task: Task, axes: tuple[int, ...]) -> Restriction:
