@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 
 from ...errors import PlanError
+from ..memory import FootprintLike
+from ..problem import Problem
 from ..search import Found
 from ..shortage import TooSmall
 from .base import Task, register
@@ -17,20 +19,23 @@ from .timed import timed_search
 _OPEN = 1e-3
 _MOST_PAIRS = 200_000
 _OPEN_IF_MANY = 0.03
-# With so many, the part of the time that is for the search among all plans.
-_FIRST = 0.4
+# With so many the search among all plans may take all the time there is; so much more of it is the families'.
+_MORE = 0.4
 
 
 @register("ilp")
 def ilp(task: Task) -> Found | None:
     """The cheapest plan, proven; past the time limit the best one seen."""
     start = time.monotonic()
+    if (
+        task.limit_bytes is not None
+        and not task.thorough
+        and _is_hopeless(task.problem, task.footprint, task.limit_bytes)
+    ):
+        task = replace(task, time_limit=None)  # the answer is the smallest limit that works: that takes what it takes
     many = task.problem.pairs > _MOST_PAIRS
-    first = task
-    if many and task.time_limit is not None and task.limit_bytes is not None and not task.thorough:
-        first = replace(task, time_limit=_FIRST * task.time_limit)
     try:
-        found = timed_search(first)
+        found = timed_search(task)
     except PlanError as error:
         if isinstance(error, TooSmall) or task.thorough:
             raise
@@ -46,6 +51,8 @@ def ilp(task: Task) -> Found | None:
     if found.seconds - found.bound <= max(open_at, task.gap) * found.seconds:
         return found
     left = None if task.time_limit is None else task.time_limit - (time.monotonic() - start)
+    if many and left is not None and not task.thorough:
+        left = max(left, _MORE * task.time_limit)
     better = cheapest(replace(task, below=found.seconds, time_limit=left))
     if better is None:
         return found
@@ -53,6 +60,13 @@ def ilp(task: Task) -> Found | None:
     task.notes.append(_told(name))
     solution = replace(expert.solution, bound=found.solution.bound)
     return Found(solution, expert.seconds, min(found.bound, expert.seconds), found.free_seconds)
+
+
+def _is_hopeless(problem: Problem, footprint: FootprintLike, limit_bytes: float) -> bool:
+    """Whether every plan holds more, by every node's and edge's least at one point: where their cheapest peak."""
+    point = int(footprint.over_time([int(c.argmin()) for c in problem.nodes]).argmax())
+    held = footprint.at(point)
+    return sum(c.min() for c in held.nodes) + sum(m.min() for m in held.edges.values()) > limit_bytes
 
 
 def _told(name: str) -> str:
