@@ -7,8 +7,6 @@ import time
 from dataclasses import replace
 
 from ...errors import PlanError
-from ..memory import FootprintLike
-from ..problem import Problem
 from ..search import Found
 from ..shortage import TooSmall
 from .base import Task, register
@@ -50,9 +48,11 @@ def ilp(task: Task) -> Found | None:
     open_at = _OPEN_IF_MANY if many else _OPEN
     if found.seconds - found.bound <= max(open_at, task.gap) * found.seconds:
         return found
-    left = None if task.time_limit is None else task.time_limit - (time.monotonic() - start)
-    if many and left is not None and not task.thorough:
-        left = max(left, _MORE * task.time_limit)
+    left = None
+    if task.time_limit is not None:
+        left = task.time_limit - (time.monotonic() - start)
+        if many and not task.thorough:
+            left = max(left, _MORE * task.time_limit)
     better = cheapest(replace(task, below=found.seconds, time_limit=left))
     if better is None:
         return found
@@ -62,11 +62,13 @@ def ilp(task: Task) -> Found | None:
     return Found(solution, expert.seconds, min(found.bound, expert.seconds), found.free_seconds)
 
 
-def _is_hopeless(problem: Problem, footprint: FootprintLike, limit_bytes: float) -> bool:
-    """Whether every plan holds more, by every node's and edge's least at one point: where their cheapest peak."""
-    point = int(footprint.over_time([int(c.argmin()) for c in problem.nodes]).argmax())
-    held = footprint.at(point)
-    return sum(c.min() for c in held.nodes) + sum(m.min() for m in held.edges.values()) > limit_bytes
+def _is_hopeless(task: Task) -> bool:
+    """Whether every plan holds too much: by each node's and edge's least, where the cheapest nodes peak."""
+    if task.limit_bytes is None:
+        return False
+    point = int(task.footprint.over_time([int(c.argmin()) for c in task.problem.nodes]).argmax())
+    held = task.footprint.at(point)
+    return sum(c.min() for c in held.nodes) + sum(m.min() for m in held.edges.values()) > task.limit_bytes
 
 
 def _told(name: str) -> str:
