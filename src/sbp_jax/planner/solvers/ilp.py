@@ -25,11 +25,7 @@ _MORE = 0.4
 def ilp(task: Task) -> Found | None:
     """The cheapest plan, proven; past the time limit the best one seen."""
     start = time.monotonic()
-    if (
-        task.limit_bytes is not None
-        and not task.thorough
-        and _is_hopeless(task.problem, task.footprint, task.limit_bytes)
-    ):
+    if not task.thorough and _is_hopeless(task):
         task = replace(task, time_limit=None)  # the answer is the smallest limit that works: that takes what it takes
     many = task.problem.pairs > _MOST_PAIRS
     try:
