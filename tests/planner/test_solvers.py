@@ -258,3 +258,8 @@ def test_an_expert_is_the_answer_where_the_search_stops_short(monkeypatch: pytes
     monkeypatch.setattr(ilp, "timed_search", in_vain)
     late = plan("ilp")
     assert late.objective == pytest.approx(best.objective) and late.bound <= late.objective
+
+
+def test_that_nothing_fits_is_not_a_matter_of_time() -> None:
+    with pytest.raises(sbp.PlanError, match="the smallest that one does is"):
+        lookup("ilp")(replace(task(3, limit=-1.0), time_limit=0.0))
