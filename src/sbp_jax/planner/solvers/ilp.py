@@ -7,18 +7,20 @@ import time
 from dataclasses import replace
 
 from ...errors import PlanError
+from ..problem import Problem
 from ..search import Found
 from ..shortage import TooSmall
 from .base import Task, register
 from .experts import cheapest
 from .timed import timed_search
 
-# A gap of less is as good as none; beyond so many pairs of choices, one of less than the other.
+# A gap of less is as good as none; with so many pairs of choices, where families take seconds, one of less than that.
 _OPEN = 1e-3
-_MOST_PAIRS = 200_000
-_OPEN_IF_MANY = 0.03
-# With so many the search among all plans may take all the time there is; so much more of it is the families'.
-_MORE = 0.4
+_MANY = 200_000
+_OPEN_IF_MANY = 0.01
+# With so many cells a class layers are planned as one. They change all at once, which leaves gaps in every family.
+_SHARED = 2.0
+_OPEN_IF_SHARED = 0.03
 
 
 @register("ilp")
@@ -27,7 +29,6 @@ def ilp(task: Task) -> Found | None:
     start = time.monotonic()
     if not task.thorough and _is_hopeless(task):
         task = replace(task, time_limit=None)  # the answer is the smallest limit that works: that takes what it takes
-    many = task.problem.pairs > _MOST_PAIRS
     try:
         found = timed_search(task)
     except PlanError as error:
@@ -41,14 +42,11 @@ def ilp(task: Task) -> Found | None:
         return known[1]
     if found is None or task.limit_bytes is None or (found.solution.timed_out and task.thorough):
         return found
-    open_at = _OPEN_IF_MANY if many else _OPEN
-    if found.seconds - found.bound <= max(open_at, task.gap) * found.seconds:
+    if found.seconds - found.bound <= max(_open_at(task.problem), task.gap) * found.seconds:
         return found
-    left = None
-    if task.time_limit is not None:
-        left = task.time_limit - (time.monotonic() - start)
-        if many and not task.thorough:
-            left = max(left, _MORE * task.time_limit)
+    left = task.time_limit
+    if left is not None and task.thorough:  # else a search that used all its time up leaves the families as much
+        left -= time.monotonic() - start
     better = cheapest(replace(task, below=found.seconds, time_limit=left))
     if better is None:
         return found
@@ -56,6 +54,13 @@ def ilp(task: Task) -> Found | None:
     task.notes.append(_told(name))
     solution = replace(expert.solution, bound=found.solution.bound)
     return Found(solution, expert.seconds, min(found.bound, expert.seconds), found.free_seconds)
+
+
+def _open_at(problem: Problem) -> float:
+    """The relative gap from which on families are searched too."""
+    if sum(problem.count) > _SHARED * problem.n_classes:
+        return _OPEN_IF_SHARED
+    return _OPEN_IF_MANY if problem.pairs > _MANY else _OPEN
 
 
 def _is_hopeless(task: Task) -> bool:
