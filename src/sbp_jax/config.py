@@ -19,8 +19,9 @@ class AutoParallelConfig:
             that fixed strategy. The fixed ones need the training state donated, to know what is a parameter.
         time_limit: seconds that planning may take; then the best plan found, with its proven gap. Too short for any
             search, it gives the best of the fixed strategies, with a ``UserWarning`` and a note that say so.
-            None: a quick search, of which 60 s are rarely reached; where memory is short it may leave a few percent
-            open (``plan.optimality_gap``). A limit is used to prove more; ``float("inf")``: until proven optimal.
+            None: a quick search, of which 60 s are rarely reached (small models whose layers are not alike, short of
+            memory on three mesh axes: up to twice that); where memory is short it may leave a few percent open, there
+            more (``plan.optimality_gap``). A limit is used to prove more; ``float("inf")``: until proven optimal.
         gap: stop when the proven relative gap is at most this.
         memory_limit: bytes per device, firm: where no plan meets it, that is an error. None: the device's less a
             tenth; where no plan meets that, the cheapest plan is given with a note.
