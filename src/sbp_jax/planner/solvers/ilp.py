@@ -1,7 +1,7 @@
 """Exact: reductions, then a 0-1 program (``solve.py``); a memory limit by prices (``fit.py``).
 
-Where a limit leaves a gap open in the time there is, a fixed strategy's plan, or one that treats mesh axes as one, may be
-the better: then it is the answer.
+Where a limit leaves a gap open in the time there is, a fixed strategy's plan, or one that treats mesh axes as one, may
+be the better: then it is the answer.
 """
 
 import time
