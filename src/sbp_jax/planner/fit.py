@@ -147,11 +147,12 @@ class Fitting:
 
     @property
     def _aim(self) -> float:
-        """What a plan must be cheaper than."""
-        return self.below if self.best is None else min(self.best.seconds, self.below)
+        """What a plan must be cheaper than. Not ``below``: a search finds the same plans whatever else is known."""
+        return math.inf if self.best is None else self.best.seconds
 
     def _closed(self, gap: float) -> bool:
-        return math.isfinite(self._aim) and self._aim - self.bound <= max(gap, 1e-9) * self._aim
+        most = min(self._aim, self.below)
+        return math.isfinite(most) and most - self.bound <= max(gap, 1e-9) * most
 
     @property
     def _is_fine(self) -> bool:
