@@ -26,6 +26,9 @@ from .restrict import sliced
 from .shortage import too_small
 from .solve import Solution, solve, solve_within
 
+# A plan that fits, to begin with; None: none is known.
+FindStart = Callable[[], Sequence[int] | None]
+
 _ROUNDS = 40
 _LEVEL = 0.5
 # The level is looked for no higher than this times the bound: far plans promise much and hold nothing.
@@ -80,7 +83,7 @@ class Fitting:
 
     It ends after a few seconds with a gap that is proven, or goes on to the time limit or no gap, if ``thorough``;
     and when it is proven that nothing that fits takes less than ``below`` seconds. ``patience`` multiplies what it
-    takes where it is not thorough.
+    takes where it is not thorough. ``find_start``, asked once some plan may fit: one that does, to begin with.
     """
 
     problem: Problem
@@ -93,6 +96,7 @@ class Fitting:
     thorough: bool = False
     below: float = math.inf
     patience: float = 1.0
+    find_start: FindStart | None = None
     bound: float = 0.0
     best: _Seen | None = None
     plans: list[_Seen] = field(default_factory=list)
@@ -115,6 +119,8 @@ class Fitting:
                 if self._is_known:
                     return None
                 raise self._short(smallest.run([(self.free, free.memory), (lowest, least.memory)]))
+        if self.find_start is not None and (start := self.find_start()) is not None:
+            self._offer(start)
         last = self._rounds()
         tried = [(self.free, free.memory)] if last is None else [(self.free, free.memory), last]
         if self.best is None and not self._closed(self.gap) and not self._is_known:
@@ -251,7 +257,7 @@ class Fitting:
         near = [p for p in self.plans if p.seconds <= _NEAR * self.bound]
         some = [*near[-_COMBINED:], *([self.best] if self.best else [])]
         kept = [np.unique(choices) for choices in zip(*(p.choice for p in some), strict=True)]
-        self._within(kept, _ROUND_GAP, _COMBINE_SECONDS, len(self.points) + _COMBINED)
+        self._within(kept, _ROUND_GAP, _COMBINE_SECONDS * max(1.0, self.patience), len(self.points) + _COMBINED)
 
     def _within(self, kept: list[np.ndarray], gap: float, seconds: float, most_points: int) -> float | None:
         """Offer the best plan of only some choices that fits at the points, which grow; the bound of all of them."""

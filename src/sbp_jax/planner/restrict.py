@@ -92,6 +92,14 @@ class Narrowed:
         """A choice among those kept, as one among all."""
         return _widened(choice, self.kept, self.tied)
 
+    def number(self, choice: Sequence[int]) -> tuple[int, ...] | None:
+        """A choice among all, as one among those kept; None where it is none of them."""
+        followers = {b for _, b, _ in self.tied}
+        pairs = zip(self.kept, choice, strict=True)
+        own = tuple(0 if n in followers else int(np.searchsorted(k, c)) for n, (k, c) in enumerate(pairs))
+        inside = all(c < len(k) for k, c in zip(self.kept, own, strict=True))
+        return own if inside and self.widen(own) == tuple(choice) else None
+
 
 @dataclass(frozen=True, slots=True)
 class _Footprint:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .fit import Fitting
+from .fit import FindStart, Fitting
 from .memory import FootprintLike
 from .problem import Problem
 from .solve import Solution, solve
@@ -26,9 +26,10 @@ class Found:
 def search(
     problem: Problem, footprint: FootprintLike, limit: float | None, gap: float, time_limit: float | None,
     progress: Callable[[str], None], thorough: bool = False, below: float = math.inf,
-    patience: float = 1.0,
+    patience: float = 1.0, find_start: FindStart | None = None,
 ) -> Found | None:  # fmt: skip
     """The cheapest plan within ``limit`` bytes a device; None where pins allow none, or none of less than ``below``.
+    Where the cheapest of all is not within it, ``find_start`` is asked for a plan to begin with.
 
     Raises ``PlanError`` with the smallest limit found possible, where ``limit`` is less.
     """
@@ -37,6 +38,8 @@ def search(
         return None
     free = solution.objective
     if limit is not None and footprint.over_time(solution.choice).max(initial=0.0) > limit:
-        fitting = Fitting(problem, footprint, limit, solution, gap, time_limit, progress, thorough, below, patience)
+        fitting = Fitting(
+            problem, footprint, limit, solution, gap, time_limit, progress, thorough, below, patience, find_start
+        )
         solution = fitting.run()
     return solution and Found(solution, solution.objective, solution.bound, free)

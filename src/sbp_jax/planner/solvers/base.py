@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ...errors import PlanError
 from ..anatomy import Anatomy
+from ..fit import FindStart
 from ..memory import FootprintLike
 from ..problem import Problem
 from ..search import Found
@@ -28,6 +29,7 @@ class Task:
         notes: what a method adds is told with the plan.
         below: plans of so many seconds or more are of no interest.
         patience: multiplies the seconds that a search takes to fit into memory, where it is not thorough.
+        find_start: gives a plan that fits, or None; asked where the cheapest plan does not fit.
     """
 
     problem: Problem
@@ -41,6 +43,7 @@ class Task:
     thorough: bool = False
     below: float = math.inf
     patience: float = 1.0
+    find_start: FindStart | None = None
 
     @property
     def anatomy(self) -> Anatomy:

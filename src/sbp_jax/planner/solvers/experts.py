@@ -1,11 +1,12 @@
 """The fixed strategies at once: what a plan falls back on when there is no time to search, and must not be above."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
 from ...errors import PlanError
+from ..problem import IMPOSSIBLE
 from ..quick import quick
 from ..restrict import Restriction
 from ..search import Found
@@ -22,14 +23,16 @@ _FAMILIES = {
 }
 # A family may take so many times its share of the time that is left.
 _SHARE = 1.5
+# The smallest family may take so many times as long as others: what comes after begins with its plan.
+_PATIENT = 10.0
 
 
-def cheapest(task: Task) -> tuple[str, Found] | None:
+def cheapest(task: Task, tried: Collection[str] = ()) -> tuple[str, Found] | None:
     """The best of the fixed strategies, and of plans that treat axes as one, that takes less than ``task.below``
-    seconds; and what to call it. None if there is none.
+    seconds; and what to call it. None if there is none. ``tried``: those to leave out.
     """
     start, best = time.monotonic(), None
-    families = _families(task)
+    families = {words: rule for words, rule in _families(task).items() if words not in tried}
     for k, (words, rule) in enumerate(families.items()):
         left = None if task.time_limit is None else task.time_limit - (time.monotonic() - start)
         if left is not None and left <= 0:
@@ -46,12 +49,29 @@ def cheapest(task: Task) -> tuple[str, Found] | None:
     return best
 
 
-def _families(task: Task) -> dict[str, Callable[[Task], Restriction]]:
-    """By what to call them. Axes as one first: those are the larger families."""
+def coarsest(task: Task) -> dict[str, Found | None]:
+    """The best plan found that treats all axes as one, by what to call it; nothing where there is one axis."""
+    for words, rule in _merged(task).items():
+        # Of no plan that fits the smallest limit would be looked for, unless one is known.
+        alone = replace(task, notes=[], below=min(task.below, IMPOSSIBLE), patience=_PATIENT)
+        try:
+            return {words: best_of_family(alone, rule(alone))}
+        except PlanError:
+            return {words: None}
+    return {}
+
+
+def _merged(task: Task) -> dict[str, Callable[[Task], Restriction]]:
     found: dict[str, Callable[[Task], Restriction]] = {}
     for axes in coarse.merged_axes(task.anatomy.axis_sizes):
         numbers = " and ".join(map(str, axes))
         found[f"plans that split along axes {numbers} of the mesh alike"] = partial(coarse.restriction, axes=axes)
+    return found
+
+
+def _families(task: Task) -> dict[str, Callable[[Task], Restriction]]:
+    """By what to call them. Axes as one first: those are the larger families."""
+    found = _merged(task)
     if task.anatomy.known:
         found |= {f"solver={name!r}": rule for name, rule in _FAMILIES.items()}
     return found

@@ -48,7 +48,13 @@ def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> 
     narrowed = narrow(task.problem, task.footprint, restriction)
     task.notes.extend(restriction.notes)
     if exact:
-        found = timed_search(replace(task, problem=narrowed.problem, footprint=narrowed.footprint, patience=_PATIENCE))
+
+        def find_start() -> tuple[int, ...] | None:
+            start = task.find_start() if task.find_start else None
+            return None if start is None else narrowed.number(start)
+
+        alone = replace(task, problem=narrowed.problem, footprint=narrowed.footprint)
+        found = timed_search(replace(alone, patience=_PATIENCE * task.patience, find_start=find_start))
     else:
         found = quick(narrowed.problem, narrowed.footprint, task.limit_bytes)
     if found is None:

@@ -12,7 +12,7 @@ from ..problem import Problem
 from ..search import Found
 from ..shortage import TooSmall
 from .base import Task, register
-from .experts import cheapest
+from .experts import cheapest, coarsest
 from .timed import timed_search
 
 # A gap of less is as good as none; with so many pairs of choices, where families take seconds, one of less than that.
@@ -22,6 +22,9 @@ _OPEN_IF_MANY = 0.01
 # With so many cells a class layers are planned as one. They change all at once, which leaves gaps in every family.
 _SHARED = 2.0
 _OPEN_IF_SHARED = 0.03
+# Beyond so many pairs of choices a search begins with a plan of the smallest family, in this part of the time limit.
+_LATE = 100_000
+_FOR_A_START = 0.25
 
 
 @register("ilp")
@@ -30,17 +33,30 @@ def ilp(task: Task) -> Found | None:
     start = time.monotonic()
     if not task.thorough and _is_hopeless(task):
         task = replace(task, time_limit=None)  # the answer is the smallest limit that works: that takes what it takes
+    first: dict[str, Found | None] = {}
+
+    def find_start() -> tuple[int, ...] | None:
+        """A plan of the smallest family: among so many choices a search finds its first one late."""
+        if task.problem.pairs <= _LATE or _is_shared(task.problem):
+            return None
+        limit = None if task.time_limit is None else _FOR_A_START * task.time_limit
+        first.update(coarsest(replace(task, thorough=False, time_limit=limit)))
+        return known()
+
+    def known() -> tuple[int, ...] | None:
+        return next((f.solution.choice for f in first.values() if f), None)
+
     try:
-        found = timed_search(task)
+        found = timed_search(replace(task, find_start=find_start))
     except PlanError as error:
         if isinstance(error, TooSmall) or task.thorough:
             raise
         # None was found in time, and the time was not the user's: a strategy's plan late is better than none.
-        known = cheapest(replace(task, time_limit=None))
-        if known is None:
+        late = cheapest(replace(task, time_limit=None))
+        if late is None:
             raise
-        task.notes.append(_told(known[0]))
-        return known[1]
+        task.notes.append(_told(late[0]))
+        return late[1]
     if found is None or task.limit_bytes is None or (found.solution.timed_out and task.thorough):
         return found
     if found.seconds - found.bound <= max(_open_at(task.problem), task.gap) * found.seconds:
@@ -48,8 +64,9 @@ def ilp(task: Task) -> Found | None:
     left = task.time_limit
     if left is not None and task.thorough:  # else a search that used all its time up leaves the families as much
         left -= time.monotonic() - start
-    better = cheapest(replace(task, below=found.seconds, time_limit=left))
+    better = cheapest(replace(task, below=found.seconds, time_limit=left, find_start=known), tried=first)
     if better is None:
+        task.notes.extend(_told(words) for words, f in first.items() if f and f.seconds <= found.seconds)
         return found
     name, expert = better
     task.notes.append(_told(name))
@@ -59,9 +76,13 @@ def ilp(task: Task) -> Found | None:
 
 def _open_at(problem: Problem) -> float:
     """The relative gap from which on families are searched too."""
-    if sum(problem.count) > _SHARED * problem.n_classes:
+    if _is_shared(problem):
         return _OPEN_IF_SHARED
     return _OPEN_IF_MANY if problem.pairs > _MANY else _OPEN
+
+
+def _is_shared(problem: Problem) -> bool:
+    return sum(problem.count) > _SHARED * problem.n_classes
 
 
 def _is_hopeless(task: Task) -> bool:

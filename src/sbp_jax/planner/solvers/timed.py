@@ -56,7 +56,7 @@ def timed_search(task: Task) -> Found | None:
     def within(footprint: FootprintLike) -> Found | None:
         return search(
             task.problem, footprint, task.limit_bytes, task.gap, task.time_limit, task.progress, task.thorough,
-            task.below, task.patience,
+            task.below, task.patience, task.find_start,
         )  # fmt: skip
 
     if task.time_limit is None or task.limit_bytes is None:
