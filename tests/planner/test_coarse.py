@@ -1,11 +1,18 @@
-"""Plans that treat several axes of a mesh as one."""
+"""Plans that treat several axes of a mesh as one, and searches that begin with one."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.planner.solvers import Task, base, coarse
+from sbp_jax.planner import fit
+from sbp_jax.planner.anatomy import Anatomy, Leaf
+from sbp_jax.planner.problem import Problem
+from sbp_jax.planner.restrict import Restriction, narrow
+from sbp_jax.planner.solvers import Task, base, coarse, ilp
 from sbp_jax.planner.solvers.family import best_of_family
 
 
@@ -25,9 +32,9 @@ def test_which_axes_are_one(mesh: tuple[int, ...], axes: list[tuple[int, ...]]) 
     assert list(coarse.merged_axes(mesh)) == axes
 
 
-def planned(solver: str, *shape: int) -> sbp.Plan:
+def planned(solver: str, *shape: int, limit: float | None = None) -> sbp.Plan:
     where = sbp.placement.abstract(shape, axis_names=("a", "b", "c")[: len(shape)], cluster="a100-80")
-    config = sbp.AutoParallelConfig(solver=solver)
+    config = sbp.AutoParallelConfig(solver=solver, memory_limit=limit)
     return sbp.plan(train, *ARGS, placement=where, donate_argnums=(0, 1), config=config)
 
 
@@ -42,3 +49,42 @@ def test_the_best_plan_with_axes_as_one_is_that_of_the_smaller_mesh(monkeypatch:
         assert ours.objective == pytest.approx(planned("ilp", 8).objective, rel=1e-6)
         for signature in (leaf.signature for leaf in ours.inputs):
             assert len(set(signature)) == 1, "an axis of its own"
+
+
+def test_a_search_among_many_begins_with_axes_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 0.8 * planned("ilp", 2, 4).memory_per_device
+    begun: list[tuple[int, ...] | None] = []
+
+    def told(fitting: fit.Fitting, begin=fit.Fitting.run):
+        asked = fitting.find_start
+        assert asked is not None
+
+        def find_start():
+            begun.append(asked())
+            return begun[-1]
+
+        fitting.find_start = find_start
+        return begin(fitting)
+
+    monkeypatch.setattr(fit.Fitting, "run", told)
+    few = planned("ilp", 2, 4, limit=limit)
+    assert begun == [None], "few choices: nothing to begin with"
+    begun.clear()
+    monkeypatch.setattr(ilp, "_LATE", 0)
+    many = planned("ilp", 2, 4, limit=limit)
+    assert len(begun) == 1 and begun[0] is not None
+    assert many.objective == pytest.approx(few.objective, rel=1e-3)
+
+
+def test_numbers_among_those_kept() -> None:
+    random = np.random.default_rng(0)
+    problem = Problem([random.random(4) for _ in range(3)], {(0, 2): random.random((4, 4))}, 3, [], [1] * 3)
+    codes = tuple((k,) for k in range(4))
+    a, b = (Leaf(n, str(n), (8,), codes) for n in (0, 2))
+    restriction = Restriction(Anatomy(), kept={0: np.array([1, 3])}, together=[(a, b)])
+    narrowed = narrow(problem, None, restriction)  # pyright: ignore[reportArgumentType]
+    for first, second in itertools.product(range(2), range(4)):
+        wide = narrowed.widen((first, second, 0))
+        assert narrowed.number(wide) == (first, second, 0)
+    assert narrowed.number((0, 0, 0)) is None, "not kept"
+    assert narrowed.number((3, 0, 1)) is None, "not together"

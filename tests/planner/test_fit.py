@@ -84,6 +84,19 @@ def test_equal_to_trying_everything(seed: int, taken_as: dict[str, int], monkeyp
         assert found.bound >= found.seconds * (1 - (2e-3 if taken_as else 1e-6))
 
 
+def test_begins_with_a_plan_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "_ROUNDS", 0)
+    monkeypatch.setattr(fit.Fitting, "_exactly", lambda *_: None)
+    problem = random_problem(0)
+    held = Bytes.against(problem, 0)
+    by_peak = sorted(every(problem), key=lambda c: held.over_time(c).max())
+    limit = float(held.over_time(by_peak[len(by_peak) // 10]).max())
+    known = min((c for c in by_peak if held.over_time(c).max() <= limit), key=problem.evaluate)
+    found = search(problem, held, limit, 0.0, None, lambda _: None, find_start=lambda: known)
+    assert found is not None
+    assert found.solution.choice == known
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_plan_is_so_small(seed: int) -> None:
     problem = random_problem(seed)
