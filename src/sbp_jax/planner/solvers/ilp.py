@@ -23,7 +23,7 @@ _OPEN_IF_MANY = 0.01
 _SHARED = 2.0
 _OPEN_IF_SHARED = 0.03
 # Beyond so many pairs of choices a search begins with a plan of the smallest family, in this part of the time limit.
-_LATE = 100_000
+_LATE = 1_000_000
 _FOR_A_START = 0.25
 
 
