@@ -1,6 +1,7 @@
 """Plans that treat several axes of a mesh as one, and searches that begin with one."""
 
 import itertools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ def test_the_best_plan_with_axes_as_one_is_that_of_the_smaller_mesh(monkeypatch:
 
 def test_a_search_among_many_begins_with_axes_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 0.8 * planned("ilp", 2, 4).memory_per_device
-    begun: list[tuple[int, ...] | None] = []
+    begun: list[Sequence[int] | None] = []
 
     def told(fitting: fit.Fitting, begin=fit.Fitting.run):
         asked = fitting.find_start
