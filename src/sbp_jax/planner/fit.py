@@ -99,11 +99,11 @@ class Fitting:
     find_start: FindStart | None = None
     bound: float = 0.0
     best: _Seen | None = None
-    begun: bool = False
     plans: list[_Seen] = field(default_factory=list)
     points: list[int] = field(default_factory=list)
     prices: dict[int, float] = field(default_factory=dict)
     _at: dict[int, Problem] = field(default_factory=dict)
+    _begun: bool = False
 
     def run(self) -> Solution | None:
         """The best plan found and its bound; None where none is worth while.
@@ -122,7 +122,7 @@ class Fitting:
                 raise self._short(smallest.run([(self.free, free.memory), (lowest, least.memory)]))
         if self.find_start is not None and (start := self.find_start()) is not None:
             self._offer(start)
-            self.begun = True
+            self._begun = True
         last = self._rounds()
         tried = [(self.free, free.memory)] if last is None else [(self.free, free.memory), last]
         if self.best is None and not self._closed(self.gap) and not self._is_known:
@@ -168,7 +168,7 @@ class Fitting:
 
         One to begin with is not of its own: that ended a search that would have found better.
         """
-        return self.best is not None and not self.begun and self.best.seconds - self.bound <= _FINE * self.best.seconds
+        return self.best is not None and not self._begun and self.best.seconds - self.bound <= _FINE * self.best.seconds
 
     def _offer(self, choice: Sequence[int]) -> _Seen:
         """Remember a plan, where it overflows, and whether it is the best."""

@@ -52,7 +52,7 @@ def cheapest(task: Task, tried: Collection[str] = ()) -> tuple[str, Found] | Non
 def coarsest(task: Task) -> dict[str, Found | None]:
     """The best plan found that treats all axes as one, by what to call it; nothing where there is one axis."""
     for words, rule in _merged(task).items():
-        # Of no plan that fits the smallest limit would be looked for, unless one is known.
+        # With a finite ``below`` a search that finds no plan ends there, and does not look for the smallest limit.
         alone = replace(task, notes=[], below=min(task.below, IMPOSSIBLE), patience=_PATIENT)
         try:
             return {words: best_of_family(alone, rule(alone))}
