@@ -1,57 +1,29 @@
 """The front door: ``auto_parallel`` and ``plan``. Trace, plan, lower, compile once; then as fast as ``jax.jit``."""
 
 import functools
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from . import capture
-from . import cluster as clusters
-from ._compat import is_tracer, is_tracing
+from ._compat import is_tracing
+from .arguments import is_bound, is_there, moved
 from .config import AutoParallelConfig
 from .errors import PlanError
-from .lower import local_function
-from .placement import Placement, placement, to_partition_spec
+from .lowered import LoweredStep, OtherShapes, lower_step, lowered_step
+from .placement import Placement, placement
 from .plan import PlanData
 from .planned import Plan
-from .planner import Request, best_of, candidates, fingerprint, make_plan, plan_to_fit
+from .planner import Request, best_of, candidates, make_plan, plan_to_fit
+from .planning import check_given, request_for
 from .progress import Progress
 from .signature import Signature
-from .trace import Program, recompute
+from .trace import recompute
 
 _REPLAN_WARNING = 3
-_TIME_LIMIT_SECONDS = 60.0
-_RESERVE = 0.1
-# XLA for CPUs starts all that can start by default: every gathered parameter is held from the beginning, whatever the
-# plan says. It also drops barriers, and with them rematerialisation. Compilers for accelerators do neither.
-_COMPILER_OPTIONS: dict[str, dict[str, bool | str]] = {
-    "cpu": {
-        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-        "xla_disable_hlo_passes": "cse_barrier_expander",
-    }
-}
-
-
-class _OtherShapes(Exception):
-    """The jitted step was handed arguments that its plan is not for."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """One planned and lowered instance of the function, for one set of argument shapes."""
-
-    plan: Plan
-    jitted: Any
-    nested: Any
-    """The same for use inside another trace, where JAX takes no compiler's options."""
-    constants: Sequence[Any]
-    shardings: Sequence[NamedSharding]
 
 
 class ParallelFunction:
@@ -76,8 +48,8 @@ class ParallelFunction:
         self._placement = where
         self._donate, self._static = tuple(donate_argnums), tuple(static_argnums)
         self._in_sbp, self._out_sbp, self._given = in_sbp, out_sbp, given
-        self._entries: dict[Any, _Entry] = {}
-        self._last: _Entry | None = None
+        self._entries: dict[Any, LoweredStep] = {}
+        self._last: LoweredStep | None = None
         self._out_trees: dict[Any, Any] = {}
         self._misses = 0
 
@@ -86,7 +58,7 @@ class ParallelFunction:
         if last is not None and not kwargs and not self._static and not tracing:
             try:
                 return last.jitted(*args, ({}, last.constants))
-            except _OtherShapes:
+            except OtherShapes:
                 pass
             except (ValueError, TypeError):
                 if self._entries.get(self._key(args, kwargs)) is last and not self._misplaced(last, args, kwargs):
@@ -105,7 +77,7 @@ class ParallelFunction:
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit``'s: ``.compile()`` gives ``.as_text()``, ``.memory_analysis()``."""
         entry = self._entry(args, kwargs)
-        return _lower(entry, self._dynamic(args), kwargs)
+        return lower_step(entry, self._dynamic(args), kwargs)
 
     def bare(self) -> tuple[Any, Any]:
         """The jitted function that the last call ran, and the argument that it takes after the function's own."""
@@ -121,7 +93,7 @@ class ParallelFunction:
         statics = tuple(args[i] for i in self._static)
         return tree, statics, tuple(capture.aval(x) for x in leaves)
 
-    def _entry(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entry:
+    def _entry(self, args: Sequence[Any], kwargs: dict[str, Any]) -> LoweredStep:
         key = self._key(args, kwargs)
         if key not in self._entries:
             if self._entries:
@@ -135,7 +107,7 @@ class ParallelFunction:
             self._entries[key] = self._make(args, kwargs, key)
         return self._entries[key]
 
-    def _make(self, args: Sequence[Any], kwargs: dict[str, Any], key: Any) -> _Entry:
+    def _make(self, args: Sequence[Any], kwargs: dict[str, Any], key: Any) -> LoweredStep:
         dynamic = self._dynamic(args)
         with Progress(self._name) as progress:
             progress("tracing")
@@ -153,10 +125,10 @@ class ParallelFunction:
                 pins = {}
                 if not self._config.ignore_user_sbp:
                     pins = capture.pins(traced, where, self._in_sbp, self._out_sbp, in_tree, out_shape)
-                return _request(where, self._config, pins, progress)
+                return request_for(where, self._config, pins, progress)
 
             if self._given is not None:
-                data = _check_given(self._given, program, self._name)
+                data = check_given(self._given, program, self._name)
             else:
 
                 def plan_on(where: Placement) -> PlanData:
@@ -170,9 +142,9 @@ class ParallelFunction:
         self._placement = data.placement  # for all shapes of arguments the same
         data.in_tree, data.out_tree = in_tree, out_tree
         plan = Plan.of(data)
-        entry = _entry(program, plan, (dynamic, kwargs), out_tree, self._donate_positions())
+        entry = lowered_step(program, plan, (dynamic, kwargs), out_tree, self._donate_positions())
         shapes = jax.tree.map(capture.aval, (dynamic, kwargs))
-        plan.compile = lambda: _lower(entry, *shapes).compile()
+        plan.compile = lambda: lower_step(entry, *shapes).compile()
         if self._given is None:
             final = program
 
@@ -202,7 +174,7 @@ class ParallelFunction:
     def _donate_positions(self) -> tuple[int, ...]:
         return tuple(i - sum(s < i for s in self._static) for i in self._donate)
 
-    def _place(self, entry: _Entry, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def _place(self, entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Move the arguments to where the plan wants them, once.
 
         A batch that is bound to no device is left to each call: the first one, placed here, would be compiled for on
@@ -214,16 +186,16 @@ class ParallelFunction:
         kept = [i in donated for i, x in enumerate(dynamic) for _ in jax.tree.leaves(x)]
         kept += [False] * (len(leaves) - len(kept))
         placed = [
-            x if _is_there(x, s) or not (keep or _is_bound(x, s)) else _moved(x, s)
+            x if is_there(x, s) or not (keep or is_bound(x, s)) else moved(x, s)
             for x, s, keep in zip(leaves, entry.shardings, kept, strict=True)
         ]
         dynamic, kwargs = jax.tree.unflatten(tree, placed)
         supply = iter(dynamic)
         return tuple(x if i in self._static else next(supply) for i, x in enumerate(args)), kwargs
 
-    def _misplaced(self, entry: _Entry, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    def _misplaced(self, entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         leaves = jax.tree.leaves((self._dynamic(args), kwargs))
-        return any(not _is_there(x, s) for x, s in zip(leaves, entry.shardings, strict=True))
+        return any(not is_there(x, s) for x, s in zip(leaves, entry.shardings, strict=True))
 
 
 def auto_parallel(
@@ -298,109 +270,3 @@ def plan(
 
 def _indices(x: int | Sequence[int]) -> tuple[int, ...]:
     return (x,) if isinstance(x, int) else tuple(x)
-
-
-def _is_there(x: Any, sharding: NamedSharding) -> bool:
-    return isinstance(x, jax.Array) and not is_tracer(x) and x.sharding.is_equivalent_to(sharding, x.ndim)
-
-
-def _is_bound(x: Any, sharding: NamedSharding) -> bool:
-    """Whether a call would refuse an argument, or move it anew, as it is."""
-    return not sharding.is_fully_addressable or (
-        isinstance(x, jax.Array) and (is_tracer(x) or getattr(x, "committed", True))
-    )
-
-
-def _moved(x: Any, sharding: NamedSharding) -> Any:
-    """``x`` in ``sharding``. ``device_put`` cannot take random keys to devices of other processes (JAX 0.10.2)."""
-    if not sharding.is_fully_addressable and jnp.issubdtype(capture.aval(x).dtype, jax.dtypes.prng_key):
-        return jax.jit(lambda key: key, out_shardings=sharding)(x)
-    return jax.device_put(x, sharding)
-
-
-def _request(where: Placement, config: AutoParallelConfig, pins: Any, progress: Callable[[str], None]) -> Request:
-    hardware = clusters.resolve(config.cluster or where.cluster, where.type, where.is_abstract)
-    return Request(
-        placement=where,
-        cluster=hardware,
-        pins=pins,
-        memory_limit_bytes=_memory(hardware) if config.memory_limit is None else config.memory_limit,
-        limit_is_firm=config.memory_limit is not None,
-        computation_ratio=config.computation_cost_ratio,
-        solver=config.solver,
-        gap=config.gap,
-        time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
-        thorough=config.time_limit is not None,
-        narrow_partial=config.narrow_partial,
-        remat=config.remat == "auto",
-        zero_stage=config.zero_stage,
-        prefer_less_memory=config.prefer_less_memory,
-        wait_seconds=config.wait_time or 0.0,
-        trunk_algo=config.trunk_algo,
-        sbp_collector=config.sbp_collector,
-        progress=progress,
-    )  # fmt: skip
-
-
-def _memory(hardware: clusters.Cluster) -> float:
-    """What a plan may use of a device: the rest is for the runtime, communication buffers and fragmentation."""
-    return hardware.device.memory_bytes * (1 - _RESERVE)
-
-
-def _check_given(given: PlanData, program: Program, name: str) -> PlanData:
-    found = fingerprint(program)
-    if given.fingerprint != found:
-        raise PlanError(
-            f"the plan was made for another function or other shapes: it is for {given.function!r} "
-            f"({given.fingerprint}), {name!r} with these arguments is {found}. Plan again for these arguments"
-        )
-    return given
-
-
-def _entry(program: Program, plan: Plan, dynamic: Any, out_tree: Any, donate: tuple[int, ...]) -> _Entry:
-    """The jitted step of a plan. On an abstract placement it can be planned only."""
-    where = plan.placement
-    n = len(plan.inputs) - len(program.constants)
-    in_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.inputs]
-    out_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.outputs]
-    if where.is_abstract:
-        return _Entry(plan, None, None, (), ())
-    mesh = where.mesh
-    body = jax.shard_map(
-        local_function(program, plan), mesh=mesh, in_specs=tuple(in_specs), out_specs=list(out_specs), check_vma=False
-    )
-    shardings = [NamedSharding(mesh, spec) for spec in in_specs]
-    # A compiled function does not cut results without elements, whatever it was asked (measured, JAX 0.10.2).
-    made = [NamedSharding(mesh, spec if math.prod(leaf.shape) else PartitionSpec())
-            for leaf, spec in zip(plan.outputs, out_specs, strict=True)]  # fmt: skip
-    constants = tuple(jax.device_put(c, s) for c, s in zip(program.constants, shardings[n:], strict=True))
-    expected = [(leaf.shape, leaf.dtype) for leaf in plan.inputs]
-
-    def step(*arguments: Any) -> Any:
-        *args, (kwargs, consts) = arguments
-        leaves = [*jax.tree.leaves((tuple(args), kwargs)), *consts]
-        if [(x.shape, str(x.dtype)) for x in leaves] != expected:
-            raise _OtherShapes
-        return jax.tree.unflatten(out_tree, body(*leaves))
-
-    step.__name__ = step.__qualname__ = plan.function
-    tree = jax.tree.structure(dynamic)
-    args_shardings, kwargs_shardings = jax.tree.unflatten(tree, shardings[:n])
-    jit = functools.partial(
-        jax.jit,
-        step,
-        in_shardings=(*args_shardings, (kwargs_shardings, tuple(shardings[n:]))),
-        out_shardings=jax.tree.unflatten(out_tree, made),
-        donate_argnums=donate,
-    )
-    options = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
-    return _Entry(plan, jit(compiler_options=options), jit(), constants, shardings[:n])
-
-
-def _lower(entry: _Entry, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    if entry.jitted is None:
-        raise PlanError(
-            f"{entry.plan.placement} is abstract: a plan for it can be read and saved, but not compiled here"
-        )
-    args, kwargs = jax.tree.map(capture.aval, (tuple(args), kwargs))
-    return entry.jitted.lower(*args, (kwargs, entry.constants))

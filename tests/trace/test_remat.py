@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax import api, capture
+from sbp_jax import capture
 from sbp_jax.cluster import CPU
+from sbp_jax.lowered import lower_step, lowered_step
 from sbp_jax.planned import Plan
 from sbp_jax.planner import Request, make_plan
 from sbp_jax.trace import Program, Structured, recompute
@@ -44,12 +45,12 @@ def test_a_training_step_that_makes_everything_again_computes_the_same(options) 
     assert all(k < 0 or program.nodes[k].name == op.name for op, k in zip(again.nodes, origin, strict=True))
     p = sbp.placement("cpu", np.arange(8).reshape(2, 4), axis_names=("dp", "tp"))
     plan = Plan.of(make_plan(again, Request(placement=p, cluster=CPU)))
-    entry = api._entry(again, plan, (args, {}), jax.tree.structure(out_shape), ())
+    entry = lowered_step(again, plan, (args, {}), jax.tree.structure(out_shape), ())
     want, got = jax.jit(case.step)(*args), entry.jitted(*args, ({}, entry.constants))
     np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
     for a, b in zip(jax.tree.leaves(got[0]["params"]), jax.tree.leaves(want[0]["params"]), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)  # AdamW's first step is a sign
-    assert plan.verify(api._lower(entry, args, {}).compile()).ok
+    assert plan.verify(lower_step(entry, args, {}).compile()).ok
 
 
 def test_arguments_are_read_anew_by_what_computes_with_them_beyond_the_turn() -> None:

@@ -1,0 +1,56 @@
+"""What a call asks of the planner: its configuration on one placement; or whether a given plan is for its program."""
+
+from collections.abc import Callable
+from typing import Any
+
+from . import cluster as clusters
+from .config import AutoParallelConfig
+from .errors import PlanError
+from .placement import Placement
+from .plan import PlanData
+from .planner import Request, fingerprint
+from .trace import Program
+
+_TIME_LIMIT_SECONDS = 60.0
+_RESERVE = 0.1
+
+
+def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progress: Callable[[str], None]) -> Request:
+    """The configuration as a request, for one placement."""
+    hardware = clusters.resolve(config.cluster or where.cluster, where.type, where.is_abstract)
+    return Request(
+        placement=where,
+        cluster=hardware,
+        pins=pins,
+        memory_limit_bytes=_memory(hardware) if config.memory_limit is None else config.memory_limit,
+        limit_is_firm=config.memory_limit is not None,
+        computation_ratio=config.computation_cost_ratio,
+        solver=config.solver,
+        gap=config.gap,
+        time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
+        thorough=config.time_limit is not None,
+        narrow_partial=config.narrow_partial,
+        remat=config.remat == "auto",
+        zero_stage=config.zero_stage,
+        prefer_less_memory=config.prefer_less_memory,
+        wait_seconds=config.wait_time or 0.0,
+        trunk_algo=config.trunk_algo,
+        sbp_collector=config.sbp_collector,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _memory(hardware: clusters.Cluster) -> float:
+    """What a plan may use of a device: the rest is for the runtime, communication buffers and fragmentation."""
+    return hardware.device.memory_bytes * (1 - _RESERVE)
+
+
+def check_given(given: PlanData, program: Program, name: str) -> PlanData:
+    """``given``, if it was made for ``program``. Raises ``PlanError`` otherwise."""
+    found = fingerprint(program)
+    if given.fingerprint != found:
+        raise PlanError(
+            f"the plan was made for another function or other shapes: it is for {given.function!r} "
+            f"({given.fingerprint}), {name!r} with these arguments is {found}. Plan again for these arguments"
+        )
+    return given
