@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .errors import PlanError
 from .insight import Insight
@@ -184,25 +184,46 @@ class PlanData:
         The arguments are the tuple of positional ones; with keyword arguments, that tuple and a dict of them. A plan
         read from a file does not know the trees: it gives dicts by path.
         """
-        return self._tree(True, False), self._tree(False, False)
+        return self._trees(lambda leaf: leaf.signature)
 
     def partition_specs(self) -> tuple[Any, Any]:
         """(arguments, results), as ``signatures``: trees of ``PartitionSpec``, for other code."""
-        return self._tree(True, True), self._tree(False, True)
+        return self._trees(lambda leaf: to_partition_spec(leaf.signature, self.placement, len(leaf.shape)))
 
-    def _tree(self, is_arguments: bool, specs: bool) -> Any:
-        tree = self.in_tree if is_arguments else self.out_tree
-        leaves = [
-            leaf for leaf in (self.inputs if is_arguments else self.outputs) if not leaf.path.startswith("constant ")
-        ]
+    def shardings(self) -> tuple[Any, Any]:
+        """(arguments, results), as ``signatures``: trees of ``NamedSharding`` on the placement's mesh.
 
-        def of(leaf: Leaf) -> Signature | PartitionSpec:
-            return to_partition_spec(leaf.signature, self.placement, len(leaf.shape)) if specs else leaf.signature
+        For ``jax.jit(fn, in_shardings=arguments, out_shardings=results)``, without this library at run time. Static
+        arguments have no entry, as ``jax.jit`` wants it. It takes no shardings of keyword arguments: where there are
+        some, jit a function of the two, ``jax.jit(lambda args, kwargs: fn(*args, **kwargs), in_shardings=arguments)``.
+        Arrays without elements have nothing to split: they are on every device.
 
-        if tree is None:
-            return {leaf.path: of(leaf) for leaf in leaves}
-        whole = jax.tree.unflatten(tree, [of(leaf) for leaf in leaves])
-        return whole if not is_arguments or whole[1] else whole[0]
+        Raises:
+            PlanError: for a plan on an abstract placement, which has no devices.
+        """
+        if self.placement.is_abstract:
+            raise PlanError(
+                f"the plan of {self.function} is for {self.placement}, which is abstract: it has no devices to shard "
+                "over. Use plan.partition_specs() with a mesh of your own, or put the plan on devices: "
+                f"dataclasses.replace(plan, placement=sbp.placement(type, ranks=...)) of shape {self.placement.shape}"
+            )
+        mesh = self.placement.mesh
+
+        def of(leaf: Leaf) -> NamedSharding:
+            spec = to_partition_spec(leaf.signature, self.placement, len(leaf.shape))
+            return NamedSharding(mesh, spec if math.prod(leaf.shape) else PartitionSpec())
+
+        return self._trees(of)
+
+    def _trees(self, of: Callable[[Leaf], Any]) -> tuple[Any, Any]:
+        """Something of every argument and every result, in their trees; by path where the trees are not known."""
+        arguments = [leaf for leaf in self.inputs if not leaf.path.startswith("constant ")]
+        if self.in_tree is None or self.out_tree is None:
+            return {leaf.path: of(leaf) for leaf in arguments}, {leaf.path: of(leaf) for leaf in self.outputs}
+        args, kwargs = jax.tree.unflatten(self.in_tree, [of(leaf) for leaf in arguments])
+        return (args, kwargs) if kwargs else args, jax.tree.unflatten(
+            self.out_tree, [of(leaf) for leaf in self.outputs]
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data."""
