@@ -1,7 +1,9 @@
-"""The exceptions users meet. All are ``SbpError``, itself a ``ValueError``.
+"""The exceptions users meet. All are ``SbpError``, itself a ``ValueError``, but one: ``InternalError``.
 
 A message says what was called, what it got, which rule that broke, where, and what would do.
 """
+
+_REPORT = "This is a fault of sbp_jax, not of your program: please report it, with the traceback"
 
 
 class SbpError(ValueError):
@@ -22,3 +24,12 @@ class PlanError(SbpError):
 
 class PlanMismatch(PlanError):
     """The compiled program's collectives are not the plan's."""
+
+
+class InternalError(RuntimeError):
+    """An invariant of this library that does not hold. Neither a ``SbpError`` nor a ``ValueError``: nothing that
+    handles users' mistakes, ours or theirs, may take it for one.
+    """
+
+    def __init__(self, broken: str) -> None:
+        super().__init__(f"{broken}. {_REPORT}")

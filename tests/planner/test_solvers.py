@@ -15,6 +15,7 @@ from sbp_jax.planner.duals import Closing
 from sbp_jax.planner.problem import Problem
 from sbp_jax.planner.quick import quick
 from sbp_jax.planner.reduce import Reduction, unreduced
+from sbp_jax.planner.shortage import OutOfTime
 from sbp_jax.planner.solve import improve
 from sbp_jax.planner.solvers import Task, dp, ilp, lookup
 from zoo import mlp, resnet
@@ -253,7 +254,7 @@ def test_an_expert_is_the_answer_where_the_search_stops_short(monkeypatch: pytes
     assert any(f"solver={best.solver!r}" in note for note in found.notes)
 
     def in_vain(task: Task):
-        raise sbp.PlanError("no plan was found in time")
+        raise OutOfTime("no plan was found in time", 1.0)
 
     monkeypatch.setattr(ilp, "timed_search", in_vain)
     late = plan("ilp")

@@ -11,7 +11,7 @@ from typing import Any
 
 import shtab
 
-from ..errors import SbpError
+from ..errors import InternalError, SbpError
 
 # Runs a command. None is 0.
 Run = Callable[[argparse.Namespace], int | None]
@@ -88,7 +88,7 @@ def blaming(what: str) -> Iterator[None]:
     """Errors of other people's code, as ``SbpError``s that say what it was, what happened and on which line."""
     try:
         yield
-    except SbpError:
+    except (SbpError, InternalError):
         raise
     except Exception as error:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]

@@ -1,15 +1,16 @@
 """What a request asks of the search: a ZeRO stage, a memory limit that may not be firm, less memory, an end in time."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..errors import PlanError
 from .lean import leaner
 from .reduce import unreduced
 from .request import Request
 from .restrict import Narrowed, narrow
 from .search import Found
+from .shortage import OutOfTime, TooSmall
 from .solvers import Task, fallback, lookup
 from .zero import zero
 
@@ -24,7 +25,7 @@ class Decided:
 
 
 def decide(task: Task, asked: Request) -> Decided | None:
-    """The plan for a request; None where pins allow none. Raises ``PlanError`` where memory does."""
+    """The plan for a request; None where pins allow none. Raises ``TooSmall`` where memory does."""
     narrowed: Narrowed | None = None
     if asked.zero_stage is not None:
         restriction = zero(task.anatomy, asked.zero_stage)
@@ -41,7 +42,7 @@ def decide(task: Task, asked: Request) -> Decided | None:
 
     try:
         decided = search(task)
-    except PlanError as error:
+    except TooSmall as error:
         if asked.limit_is_firm or task.limit_bytes is None:
             raise
         # The limit is only the device's own: a plan that does not fit is better than none.
@@ -74,10 +75,10 @@ def _in_time(task: Task, asked: Request, method: Callable[[Task], Found | None])
         name, best = known
     if best is None:
         if task.limit_bytes is not None:
-            raise PlanError(
+            raise OutOfTime(
                 f"time_limit={asked.time_limit:.4g} s is too short to find a plan that fits into "
-                f"{task.limit_bytes:.0f} bytes per device. Raise time_limit, or memory_limit"
-            )
+                f"{task.limit_bytes:.0f} bytes per device. Raise time_limit, or memory_limit", math.inf,
+            )  # fmt: skip
         return (again := method(replace(task, time_limit=None))) and Decided(again, asked.solver, task.notes)
     bound = max(best.bound, 0.0 if found is None else found.bound, unreduced(task.problem).floor())
     gap = 1 - min(1.0, bound / best.seconds) if best.seconds else 0.0

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..errors import PlanError
 from .duals import spares
 from .least import Least, Smallest
 from .level import largest, nearest
 from .memory import FootprintLike, penalised
 from .problem import Problem
 from .restrict import sliced
-from .shortage import too_small
+from .shortage import TooSmall, too_small
 from .solve import Solution, solve, solve_within
 
 # A plan that fits, to begin with; None: none is known.
@@ -108,7 +107,7 @@ class Fitting:
     def run(self) -> Solution | None:
         """The best plan found and its bound; None where none is worth while.
 
-        Raises ``PlanError`` with the smallest limit found possible, if none fits.
+        Raises ``TooSmall`` with the smallest limit found possible, if none fits.
         """
         began, self.bound = time.perf_counter(), self.free.bound
         free = self._offer(self.free.choice)
@@ -335,5 +334,5 @@ class Fitting:
         few = bisect.bisect_right(levels, _BEST_FEW, key=pairs)
         return within(float(levels[max(few - 1, 0)]))
 
-    def _short(self, least: Least) -> PlanError:
+    def _short(self, least: Least) -> TooSmall:
         return too_small(self.limit, least, self.footprint)

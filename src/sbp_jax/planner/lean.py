@@ -8,9 +8,9 @@ closed in on by halving. Found so, not proven: no claim is made that no smaller 
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..errors import PlanError
 from .memory import penalised
 from .search import Found
+from .shortage import TooSmall
 from .solvers import Task
 
 TOLERANCE = 0.05
@@ -35,7 +35,7 @@ def leaner(task: Task, best: Found, method: Callable[[Task], Found | None]) -> t
         task.progress(f"looking for less memory, {lowest / 2**20:.4g} MiB")
         try:
             found = method(replace(task, problem=penalised(task.problem, weights), notes=[]))
-        except PlanError:  # no plan found that fits, by a method that does not find all
+        except TooSmall:  # no plan found that fits, by a method that does not find all
             found = None
         seconds = task.problem.evaluate(found.solution.choice) if found is not None else float("inf")
         if found is None or seconds > most:

@@ -16,7 +16,7 @@ from .cost import CostModel
 from .decide import decide
 from .memory import Footprint
 from .partials import partial_kinds
-from .pins import Pins, conflict_message, narrow_to_pins
+from .pins import PinError, Pins, conflict_message, narrow_to_pins
 from .problem import assemble, costless
 from .request import Request
 from .roles import roles
@@ -25,6 +25,9 @@ from .solvers import Task
 from .spell import spell_out, unmoved
 from .still import still
 from .unsplit import unsplit
+
+# At least so many seconds may be spent on whether some of the pins can be obeyed, for an error that names the others.
+_EXPLAIN_SECONDS = 10.0
 
 
 def make_plan(program: Program, request: Request, name: str = "function") -> PlanData:
@@ -71,14 +74,17 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
             asked = ", ".join(f"({s})" for s in request.forced.values())
             raise PlanError(f"no plan has {asked} there: other ops cannot follow it")
 
+        # With less time a plan that exists may not be found.
+        patience = None if request.time_limit is None else max(request.time_limit, _EXPLAIN_SECONDS)
+
         def possible(pins: Pins) -> bool:
             some = fold(
                 program, factors, kinds, sizes, narrow_to_pins(program, pins, request.placement), request.uneven
             )
             numbers = classes(some.cells, some.free) if request.share_layers else list(range(len(some.cells)))
-            return solve(costless(assemble(some.cells, numbers, model)), 1.0, request.time_limit) is not None
+            return solve(costless(assemble(some.cells, numbers, model)), 1.0, patience) is not None
 
-        raise PlanError(conflict_message(program, request.pins, possible))
+        raise PinError(conflict_message(program, request.pins, possible))
     found = decided.found
     plan = spell_out(program, folded, problem, groups, found.solution.choice, footprint, request, model, name)
     plan.notes += decided.notes + unsplit(program, plan)

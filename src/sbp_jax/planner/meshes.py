@@ -6,9 +6,11 @@ order, and both orders are tried.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..errors import PlanError, SignatureError
+from ..errors import PlanError
 from ..placement import Placement, placement
 from ..plan import PlanData
+from .pins import PinError
+from .shortage import TooSmall
 
 _NAMES = ("dp", "tp")
 
@@ -48,11 +50,11 @@ def best_of(places: Sequence[Placement], plan: Callable[[Placement], PlanData]) 
     Meshes that the user's pins do not fit, or on which no plan does, are passed over; with none left, the last error.
     """
     plans: list[PlanData] = []
-    refused: PlanError | SignatureError | None = None
+    refused: PinError | TooSmall | None = None
     for where in places:
         try:
             plans.append(plan(where))
-        except (PlanError, SignatureError) as error:
+        except (PinError, TooSmall) as error:
             refused = error
     if not plans:
         raise refused or PlanError("there is no mesh to plan for")

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from ..errors import PlanError, SignatureError
+from ..errors import InternalError, PlanError, SignatureError
 from ..placement import Placement, from_partition_spec
 from ..rules.widen import Strategy, code_of, signature_of
 from ..signature import Signature, broadcast, local_shape, signature_for
@@ -20,6 +20,10 @@ from ..trace import Op, Program, user_line
 Allowed = Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]
 Pins = Mapping[int, tuple[Signature, str]]
 _MOST_BETWEEN = 8
+
+
+class PinError(PlanError, SignatureError):
+    """A pin that no plan on a mesh obeys: malformed, not possible there, or against other pins."""
 
 
 def narrow_to_pins(program: Program, pins: Pins, placement: Placement) -> Allowed:
@@ -32,7 +36,7 @@ def narrow_to_pins(program: Program, pins: Pins, placement: Placement) -> Allowe
         if len({code for code, _ in asked}) > 1:
             (a, first), (b, second) = asked[:2]
             between = ops_between(program, op, program.nodes[twin[op.index]])
-            raise PlanError(
+            raise PinError(
                 f"two pins contradict each other: {first} asks for ({signature_of(a)}), {second} for "
                 f"({signature_of(b)}), but a donated argument and the result that replaces it share one signature. "
                 f"Between them: {between}. Give both the same, or do not donate the argument"
@@ -43,7 +47,7 @@ def narrow_to_pins(program: Program, pins: Pins, placement: Placement) -> Allowe
                 value = (op.outs or op.ins)[0]
                 local_shape(value.shape, signature_of(code), placement.shape)
                 possible = sorted({str(signature_of((s.outs or s.ins)[0])) for s in ways})
-                raise PlanError(f"{words}: ({signature_of(code)}) is not possible for {value}; possible: {possible}")
+                raise PinError(f"{words}: ({signature_of(code)}) is not possible for {value}; possible: {possible}")
             ways = kept
         return tuple(ways)
 
@@ -96,7 +100,7 @@ def conflict_message(program: Program, pins: Pins, possible: Callable[[Pins], bo
     when there is still no plan (the deletion filter: Chinneck and Dravnieks, ORSA J. Computing 3(2), 1991).
     """
     if possible({}) is False:
-        return "no plan is possible for this program on this placement, even without pins, which is a bug"
+        raise InternalError("no plan is possible for this program on this placement, even without pins")
     core = dict(pins)
     for index in list(core):
         fewer = {k: pin for k, pin in core.items() if k != index}
@@ -131,7 +135,7 @@ def pin_signature(shape: Sequence[int], signature: Any, placement: Placement, wo
         resolved = signature_for(signature, len(shape), placement.shape)
         local_shape(shape, resolved, placement.shape)
     except SignatureError as error:
-        raise SignatureError(f"{words}: {error}") from None
+        raise PinError(f"{words}: {error}") from None
     # On an axis of one device every component means the same; plans say B there.
     sizes = placement.shape
     return Signature(tuple(broadcast if n == 1 else c for n, c in zip(sizes, resolved, strict=True)))

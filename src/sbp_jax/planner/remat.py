@@ -10,12 +10,10 @@ one that recomputes nothing and splits more. Between two mixes, one of which doe
 as many of the first layers as it takes.
 """
 
-import math
 import time
 from collections.abc import Collection
 from dataclasses import replace
 
-from ..errors import PlanError
 from ..plan import PlanData, Recomputed
 from ..trace import Program, reads_anew, recompute
 from .cost import CostModel
@@ -37,7 +35,7 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
     """The cheapest plan found within the memory limit; its gap is proven over the mixes of holding and making again
     that were tried.
 
-    Raises ``PlanError`` where no mix fits into a firm limit.
+    Raises ``TooSmall`` where no mix fits into a firm limit.
     """
     limit = request.memory_limit_bytes
     if limit is None:
@@ -63,7 +61,7 @@ class _Choice:
     def __init__(self, program: Program, request: Request, name: str, limit: float) -> None:
         self.program, self.request, self.name, self.limit = program, request, name, limit
         self.tried: list[PlanData] = []
-        self.refusals: list[PlanError] = []
+        self.refusals: list[TooSmall] = []
         self.cut = False
         """Whether there was no time for a mix."""
         self.start = time.monotonic()
@@ -73,9 +71,9 @@ class _Choice:
         return self.request.time_limit is not None and time.monotonic() - self.start > self.request.time_limit
 
     @property
-    def refusal(self) -> PlanError:
+    def refusal(self) -> TooSmall:
         """Of the mixes that do not fit, the error of the smallest."""
-        return min(self.refusals, key=lambda e: e.smallest_bytes if isinstance(e, TooSmall) else math.inf)
+        return min(self.refusals, key=lambda e: e.smallest_bytes)
 
     def best(self, base: PlanData) -> PlanData:
         """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
@@ -150,7 +148,7 @@ class _Choice:
     def attempt(self, program: Program, request: Request) -> PlanData | None:
         try:
             plan = make_plan(program, replace(request, limit_is_firm=True), self.name)
-        except PlanError as error:
+        except TooSmall as error:
             self.refusals.append(error)
             return None
         self.tried.append(plan)

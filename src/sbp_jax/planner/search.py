@@ -31,7 +31,7 @@ def search(
     """The cheapest plan within ``limit`` bytes a device; None where pins allow none, or none of less than ``below``.
     Where the cheapest of all is not within it, ``find_start`` is asked for a plan to begin with.
 
-    Raises ``PlanError`` with the smallest limit found possible, where ``limit`` is less.
+    Raises ``TooSmall`` with the smallest limit found possible, where ``limit`` is less.
     """
     solution = solve(problem, gap, time_limit)
     if solution is None or solution.bound >= below:

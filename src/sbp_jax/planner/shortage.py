@@ -19,6 +19,10 @@ class TooSmall(PlanError):
         self.smallest_bytes = smallest_bytes
 
 
+class OutOfTime(TooSmall):
+    """The time was up before a plan was found within a memory limit: there may be one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """Values of one kind, alive at one moment: how many, their bytes on a device, in words what they are."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .. import boxing
-from ..errors import PlanError
+from ..errors import InternalError
 from ..plan import Boxing, Leaf, Move, PlanData
 from ..rules import Factors, lookup
 from ..rules.widen import Code, Strategy, code_of, signature_of, strategies
@@ -137,7 +137,7 @@ def _complete(
             if found is None or s.share < found.share:
                 found = s
     if found is None:
-        raise PlanError(f"internal: no strategy of {op} has operands {ins} and results {outs}")
+        raise InternalError(f"no strategy of {op} has operands {ins} and results {outs}")
     return found
 
 

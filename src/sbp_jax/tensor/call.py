@@ -1,6 +1,7 @@
 """Calling a function on global tensors: which arguments are values, which are fixed; the step's cache; the results."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -147,8 +148,15 @@ def _make(
         args, kwargs = jax.tree.unflatten(tree, filled)
         return fn(*args, **kwargs)
 
+    given = [aval_of(leaves[k]) for k in values]
+    return step_for(of_values, given, where, sbp, name, _blaming(name, given))
+
+
+@contextlib.contextmanager
+def _blaming(name: str, given: Sequence[Any]) -> Iterator[None]:
+    """Errors of tracing a function, as ours that name it and what it was given."""
     try:
-        return step_for(of_values, [aval_of(leaves[k]) for k in values], where, sbp, name)
+        yield
     except SbpError:
         raise
     except (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError) as error:
@@ -157,8 +165,7 @@ def _make(
             f"jax.numpy's size= argument fixes the shape, or take x.numpy(). ({str(error).splitlines()[0]})"
         ) from error
     except (TypeError, ValueError) as error:
-        given = ", ".join(str(aval_of(leaves[k])) for k in values)
-        raise SignatureError(f"{name}({given}): {error}") from error
+        raise SignatureError(f"{name}({', '.join(map(str, given))}): {error}") from error
 
 
 def _name(fn: Any) -> str:

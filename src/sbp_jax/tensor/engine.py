@@ -5,10 +5,12 @@ among those the one that changes the fewest signatures. A call with the same fun
 the compiled step again.
 """
 
+import contextlib
 import functools
 import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +49,7 @@ class Step:
 
 def step_for(
     fn: Callable[..., Any], ins: Sequence[Spec | jax.ShapeDtypeStruct], where: Placement,
-    results: Signature | None = None, name: str = "",
+    results: Signature | None = None, name: str = "", tracing: AbstractContextManager[None] | None = None,
 ) -> Step:  # fmt: skip
     """Plan and lower ``fn`` of logical values.
 
@@ -56,9 +58,11 @@ def step_for(
         ins: global tensors' specs; plain arrays and numbers, which are whole, as shapes.
         where: the placement of everything.
         results: the signature that every result must have; None: the cheapest.
+        tracing: what ``fn`` is traced in: the one part in which errors are the user's.
     """
     avals = [x.aval if isinstance(x, Spec) else x for x in ins]
-    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
+    with tracing or contextlib.nullcontext():
+        closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
     program = build(closed, boundary=("sbp.given", "sbp.result"))
     whole = Signature((broadcast,) * where.ndim)
     pins = inner_pins(program, where)

@@ -51,7 +51,7 @@ class Task:
         return self.find_anatomy()
 
 
-# None: the pins allow no plan. Raises ``PlanError`` where none is found that fits into memory.
+# None: the pins allow no plan. Raises ``TooSmall`` where none is found that fits into memory.
 Solver = Callable[[Task], Found | None]
 
 _SOLVERS: dict[str, Solver] = {}

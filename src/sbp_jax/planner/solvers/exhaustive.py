@@ -7,6 +7,7 @@ import numpy as np
 from ...errors import PlanError
 from ..problem import IMPOSSIBLE
 from ..search import Found
+from ..shortage import TooSmall
 from ..solve import Solution
 from .base import Task, register
 
@@ -15,7 +16,8 @@ _MOST = 4_000_000
 
 @register("exhaustive")
 def exhaustive(task: Task) -> Found | None:
-    """The cheapest plan of all, within the memory limit; ``PlanError`` where there are too many to try."""
+    """The cheapest plan of all, within the memory limit; ``PlanError`` where there are too many to try,
+    ``TooSmall`` where none fits."""
     problem = task.problem
     # A node with one choice needs no trying; numpy has at most 64 dims, so the others get one each.
     free = [n for n, c in enumerate(problem.nodes) if len(c) > 1]
@@ -46,9 +48,10 @@ def exhaustive(task: Task) -> Found | None:
             return Found(Solution(tuple(choice), seconds, seconds, len(free), count), seconds, seconds)
         smallest = min(smallest, held)
     if smallest < math.inf:
-        raise PlanError(
+        raise TooSmall(
             f"no plan fits into a memory limit of {task.limit_bytes:.0f} bytes per device; the smallest that one does "
-            f"is {smallest:.0f} bytes. Raise memory_limit, use more devices, or a smaller batch"
+            f"is {smallest:.0f} bytes. Raise memory_limit, use more devices, or a smaller batch",
+            smallest,
         )
     return None
 

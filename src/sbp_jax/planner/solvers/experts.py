@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
-from ...errors import PlanError
 from ..problem import IMPOSSIBLE
 from ..quick import quick
 from ..restrict import Restriction
 from ..search import Found
+from ..shortage import TooSmall
 from . import coarse, data_parallel, megatron, zero2, zero3
 from .base import Task
 from .family import best_of_family
@@ -42,7 +42,7 @@ def cheapest(task: Task, tried: Collection[str] = ()) -> tuple[str, Found] | Non
         alone = replace(task, notes=[], time_limit=left)
         try:
             found = best_of_family(alone, rule(alone))
-        except PlanError:  # no plan of this family is possible, or none fits
+        except TooSmall:  # no plan of this family was found that fits
             continue
         if found is not None and found.seconds < task.below:
             task, best = replace(task, below=found.seconds), (words, found)
@@ -56,7 +56,7 @@ def coarsest(task: Task) -> dict[str, Found | None]:
         alone = replace(task, notes=[], below=min(task.below, IMPOSSIBLE), patience=_PATIENT)
         try:
             return {words: best_of_family(alone, rule(alone))}
-        except PlanError:
+        except TooSmall:
             return {words: None}
     return {}
 

@@ -7,10 +7,9 @@ be the better: then it is the answer.
 import time
 from dataclasses import replace
 
-from ...errors import PlanError
 from ..problem import Problem
 from ..search import Found
-from ..shortage import TooSmall
+from ..shortage import OutOfTime
 from .base import Task, register
 from .experts import cheapest, coarsest
 from .timed import timed_search
@@ -48,8 +47,8 @@ def ilp(task: Task) -> Found | None:
 
     try:
         found = timed_search(replace(task, find_start=find_start))
-    except PlanError as error:
-        if isinstance(error, TooSmall) or task.thorough:
+    except OutOfTime:
+        if task.thorough:
             raise
         # None was found in time, and the time was not the user's: a strategy's plan late is better than none.
         late = cheapest(replace(task, time_limit=None))

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from ...errors import PlanError
 from ..memory import penalised
 from ..problem import Problem
 from ..search import Found
+from ..shortage import TooSmall
 from ..solve import Solution
 from .base import Task
 
@@ -32,7 +32,8 @@ def until_it_fits(task: Task, method: Callable[[Problem], Solution | None], name
             break
         solution, memory = found, task.footprint.over_time(found.choice)
         smallest = min(smallest, float(memory.max()))
-    raise PlanError(
+    raise TooSmall(
         f"the {name} solver found no plan that fits into {limit:.0f} bytes per device; the smallest it found holds "
-        f"{smallest:.0f}. Raise memory_limit, or use solver='ilp'"
+        f"{smallest:.0f}. Raise memory_limit, or use solver='ilp'",
+        smallest,
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...errors import PlanError
 from ..memory import FootprintLike
 from ..problem import IMPOSSIBLE, Problem
 from ..search import Found, search
+from ..shortage import OutOfTime
 from ..solve import Solution, solve
 from .base import Task
 
@@ -51,7 +51,7 @@ class _Watch:
 
 
 def timed_search(task: Task) -> Found | None:
-    """``search`` within the task's time and memory. ``PlanError`` where nothing that fits was found in time."""
+    """``search`` within the task's time and memory. ``OutOfTime`` where nothing that fits was found in time."""
 
     def within(footprint: FootprintLike) -> Found | None:
         return search(
@@ -67,9 +67,10 @@ def timed_search(task: Task) -> Found | None:
         return within(watch)
     except _TimeUp:
         if watch.best is None:
-            raise PlanError(
+            raise OutOfTime(
                 f"no plan was found in time that fits into a memory limit of {task.limit_bytes:.0f} bytes per device; "
-                f"the smallest seen holds {watch.smallest_bytes:.0f}. Raise time_limit, or memory_limit"
+                f"the smallest seen holds {watch.smallest_bytes:.0f}. Raise time_limit, or memory_limit",
+                watch.smallest_bytes,
             ) from None
         seconds, choice = watch.best
         # What the search has proven went with it; without the limit a bound is quick, and holds with it, too.
