@@ -141,7 +141,7 @@ class ParallelFunction:
             program, origin = recompute(program, data.recomputed.turn, data.recomputed.nodes)
         self._placement = data.placement  # for all shapes of arguments the same
         data.in_tree, data.out_tree = in_tree, out_tree
-        plan = Plan.of(data)
+        plan = Plan.of(replace(data, lowering=self._config.lowering))
         entry = lowered_step(program, plan, (dynamic, kwargs), out_tree, self._donate_positions())
         shapes = jax.tree.map(capture.aval, (dynamic, kwargs))
         plan.compile = lambda: lower_step(entry, *shapes).compile()
@@ -152,7 +152,7 @@ class ParallelFunction:
                 request = request_on(data.placement)
                 pins = {k: request.pins[o] for k, o in enumerate(origin) if o in request.pins}
                 request = replace(request, pins=pins, forced=forced, progress=lambda _: None)
-                return make_plan(final, request, self._name)
+                return replace(make_plan(final, request, self._name), lowering=plan.lowering)
 
             plan.again = again
         return entry
@@ -240,8 +240,9 @@ def auto_parallel(
         )  # fmt: skip
     if not callable(fn):
         raise PlanError(f"auto_parallel takes a function, got {type(fn).__name__}")
+    config = config or AutoParallelConfig(lowering="manual" if plan is None else plan.lowering)
     return ParallelFunction(
-        fn, placement, config or AutoParallelConfig(), _indices(donate_argnums), _indices(static_argnums), in_sbp,
+        fn, placement, config, _indices(donate_argnums), _indices(static_argnums), in_sbp,
         out_sbp, plan,
     )  # fmt: skip
 

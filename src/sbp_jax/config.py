@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from .cluster import Cluster
 from .errors import PlanError
+from .plan import Lowering
 from .planner.solvers import lookup
 
 
@@ -52,6 +53,10 @@ class AutoParallelConfig:
             reduced as bfloat16, say): fewer bytes, but every term is rounded, so results change.
         remat: "auto": where memory is short, the planner also chooses what of the forward part to make again in the
             backward part. None: what the function itself says (``jax.checkpoint``).
+        lowering: what the plan becomes. "manual": one ``shard_map`` with every collective written out; XLA decides
+            nothing, and ``plan.verify`` checks it. "gspmd": the plan's signatures as sharding constraints, and XLA's
+            partitioner chooses the collectives between them; partial values stay explicit. There ``plan.verify``
+            reports what XLA added and left out.
         grad_accumulation, pipeline: see the architecture; not built yet.
     """
 
@@ -70,6 +75,7 @@ class AutoParallelConfig:
     narrow_partial: bool = False
     grad_accumulation: int = 1
     remat: Literal["auto"] | None = None
+    lowering: Lowering = "manual"
     pipeline: Any = None
 
     def __post_init__(self) -> None:
@@ -82,6 +88,11 @@ class AutoParallelConfig:
             raise PlanError(
                 f"remat is None or 'auto', got {self.remat!r}; to choose yourself what is made again, wrap parts of "
                 "the function in jax.checkpoint"
+            )
+        if self.lowering not in ("manual", "gspmd"):
+            raise PlanError(
+                f"lowering is 'manual' (explicit collectives) or 'gspmd' (sharding constraints for XLA's partitioner); "
+                f"got {self.lowering!r}"
             )
         for name in ("time_limit", "wait_time", "computation_cost_ratio", "gap"):
             value = getattr(self, name)

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import capture
 from .errors import PlanError
-from .lower import local_function
+from .lower import global_function, local_function
 from .placement import to_partition_spec
 from .planned import Plan
 from .trace import Program
@@ -51,9 +51,11 @@ def lowered_step(program: Program, plan: Plan, dynamic: Any, out_tree: Any, dona
     if where.is_abstract:
         return LoweredStep(plan, None, None, (), ())
     mesh = where.mesh
-    body = jax.shard_map(
-        local_function(program, plan), mesh=mesh, in_specs=tuple(in_specs), out_specs=list(out_specs), check_vma=False
-    )
+    body = global_function(program, plan)
+    if plan.lowering == "manual":
+        body = jax.shard_map(
+            local_function(program, plan), mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
+        )
     shardings = [NamedSharding(mesh, spec) for spec in in_specs]
     # A compiled function does not cut results without elements, whatever it was asked (measured, JAX 0.10.2).
     made = [NamedSharding(mesh, spec if math.prod(leaf.shape) else PartitionSpec())

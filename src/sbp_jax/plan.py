@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -20,6 +20,7 @@ from .signature import Signature
 from .timeline import Timeline
 
 SCHEMA_VERSION = 3
+Lowering = Literal["manual", "gspmd"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,8 @@ class PlanData:
     the program in order. ``fingerprint`` identifies the traced program. Bytes are per device and step, seconds
     per step, memory in bytes per device. ``timeline`` is what ``simulate`` needs besides, ``make_insight`` finds what
     reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML. With ``recomputed``, ``nodes`` are
-    those of the program after ``trace.recompute``.
+    those of the program after ``trace.recompute``. ``lowering`` is what a step of it becomes, as in
+    ``AutoParallelConfig``.
     """
 
     function: str
@@ -144,6 +146,7 @@ class PlanData:
     statistics: dict[str, float] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     recomputed: Recomputed | None = None
+    lowering: Lowering = "manual"
     make_insight: Callable[[], Insight] = field(default=Insight, repr=False, compare=False)
     hardware: str = ""
     in_tree: Any = None
@@ -246,6 +249,7 @@ class PlanData:
         data["timeline"] = self.timeline.to_json()
         data["insight"] = self.insight.to_json()
         data["recomputed"] = self.recomputed and asdict(self.recomputed)
+        data["lowering"] = self.lowering
         return data
 
     @classmethod
@@ -275,6 +279,7 @@ class PlanData:
                 timeline=Timeline.from_json(data["timeline"]),
                 make_insight=lambda: insight,
                 recomputed=_recomputed(data["recomputed"]),
+                lowering=data.get("lowering", "manual"),
             )
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise PlanError(f"{where} is incomplete or damaged: {type(error).__name__} {error}") from error

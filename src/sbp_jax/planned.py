@@ -99,10 +99,21 @@ class Plan(PlanData):
             self._facts = _facts(self)
         return self._facts
 
-    def verify(self, compiled: Any = None) -> Any:
+    def verify(self, compiled: Any = None, strict: bool | None = None) -> Any:
         """Check a compiled step (``.as_text()``) against the plan; compiles the step itself when none is given.
 
-        Returns a report of every collective. Raises ``PlanMismatch`` with what XLA added or left out.
+        Args:
+            compiled: what ``step.lower(...).compile()`` gives.
+            strict: raise where XLA added a collective. None: only with the manual lowering, where XLA has nothing to
+                decide; with ``lowering="gspmd"`` its partitioner chooses, and the report says what it chose.
+
+        Returns:
+            A report of every collective: ``matched``, ``added`` and ``left_out`` by XLA; ``ok`` where nothing was
+            added, ``exact`` where nothing was left out either; ``expected_bytes`` and ``found_bytes`` that each device
+            sends in a step.
+
+        Raises:
+            PlanMismatch: with what XLA added or left out.
         """
         if compiled is None:
             if self.compile is None:
@@ -111,7 +122,7 @@ class Plan(PlanData):
                     "plan.verify(step.lower(...).compile()), with step = sbp.auto_parallel(fn, plan=plan)"
                 )
             compiled = self.compile()
-        return verify_plan(self, compiled.as_text())
+        return verify_plan(self, compiled.as_text(), strict)
 
 
 def _facts(plan: Plan) -> Facts | None:

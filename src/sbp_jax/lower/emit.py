@@ -33,14 +33,21 @@ def local_function(program: Program, plan: PlanData) -> Callable[..., list[Any]]
 
     Valid inside ``jax.shard_map`` manual on all axes of the plan's placement.
     """
+    check_program(program, plan)
+    return Emitter(program, plan).run
+
+
+def check_program(program: Program, plan: PlanData) -> None:
+    """Raise ``PlanError`` for a plan of another program."""
     if len(plan.nodes) != len(program.nodes):
         raise PlanError(
             f"the plan is for another program: it has {len(plan.nodes)} nodes, this one {len(program.nodes)}"
         )
-    return _Emitter(program, plan).run
 
 
-class _Emitter:
+class Emitter:
+    """Walks a program; ``gspmd.py`` overrides where a value is kept and how an op or a boxing is run."""
+
     def __init__(self, program: Program, plan: PlanData) -> None:
         self.program, self.placement = program, plan.placement
         self.decision = [plan.strategies[k] if k >= 0 else None for k in plan.nodes]
@@ -84,7 +91,7 @@ class _Emitter:
         if planned is not None:
             x = self.read(scope, atom, planned.src)
             with jax.named_scope(planned.scope):
-                known[signature] = boxing.execute(self.steps(planned), x, self.placement.axis_names, atom.shape)
+                known[signature] = self.box(planned, x)
         else:
             known[signature] = self.remake(scope, atom, signature)
         return known[signature]
@@ -97,6 +104,10 @@ class _Emitter:
         op = self.producer[value.id]
         ins, outs = _way_to_make(op, op.outs.index(value), _code(signature), self.placement.shape)
         return self.compute(scope, op, ins, outs)[op.outs.index(value)]
+
+    def box(self, planned: Boxing, x: Any) -> Any:
+        """This device's piece in the signature that a boxing leads to."""
+        return boxing.execute(self.steps(planned), x, self.placement.axis_names, planned.shape)
 
     def steps(self, planned: Boxing) -> list[Step]:
         """The plan's own steps, not found anew: the plan may have been priced for another cluster."""
@@ -127,7 +138,7 @@ class _Emitter:
         """Let an op wait for results that would hold more than they take, were they put off."""
 
         def size(value_id: int) -> int:
-            return max([x.size * x.dtype.itemsize for x in scope.get(value_id, {}).values()], default=0)
+            return max([self.stored_bytes(x, s) for s, x in scope.get(value_id, {}).items()], default=0)
 
         worth = [e.value.id for e in wait.results if sum(map(size, e.holds)) > size(e.value.id)]
         keys = [(i, s) for i in worth for s in scope.get(i, {})]
@@ -140,9 +151,18 @@ class _Emitter:
         for (i, s), y in zip(keys, lax.optimization_barrier([scope[i][s] for i, s in keys]), strict=True):
             scope[i][s] = y
 
+    def stored_bytes(self, x: Any, signature: Signature) -> int:
+        """Bytes that a device stores of a value."""
+        return x.size * x.dtype.itemsize
+
     def compute(self, scope: Scope, op: Op, ins: Sequence[Signature], outs: Sequence[Signature]) -> Sequence[Any]:
+        """Run one op."""
+        return self.on_pieces(op, ins, outs, [self.read(scope, x, s) for x, s in zip(op.ins, ins, strict=True)])
+
+    def on_pieces(
+        self, op: Op, ins: Sequence[Signature], outs: Sequence[Signature], arguments: Sequence[Any]
+    ) -> Sequence[Any]:
         """Run one op on local pieces."""
-        arguments = [self.read(scope, x, s) for x, s in zip(op.ins, ins, strict=True)]
         rule, p = lookup(op.name), self.placement
         if self.uneven and rule is not None:
             arguments = mask_reduced(op, rule.factors(op), ins, arguments, p)
@@ -192,7 +212,7 @@ def _way_to_make(
     raise PlanError(f"{op} cannot be made as ({signature_of(code)})")
 
 
-def _scan(e: _Emitter, op: Structured, scope: Scope) -> None:
+def _scan(e: Emitter, op: Structured, scope: Scope) -> None:
     enter, carry, unstack, stack = (op.roles[r] for r in ("enter", "carry", "unstack", "stack"))
     (body,) = op.bodies
     fixed = [(o.outs[0], e.outs(o)[0], e.read(scope, o.ins[0], e.ins(o)[0])) for o in enter]
@@ -220,7 +240,7 @@ def _scan(e: _Emitter, op: Structured, scope: Scope) -> None:
         e.define(scope, o.outs[0], e.outs(o)[0], x)
 
 
-def _while(e: _Emitter, op: Structured, scope: Scope) -> None:
+def _while(e: Emitter, op: Structured, scope: Scope) -> None:
     carry = op.roles["carry"]
     cond_graph, body_graph = op.bodies
     entered = {
@@ -248,7 +268,7 @@ def _while(e: _Emitter, op: Structured, scope: Scope) -> None:
         e.define(scope, o.outs[1], e.outs(o)[1], x)
 
 
-def _cond(e: _Emitter, op: Structured, scope: Scope) -> None:
+def _cond(e: Emitter, op: Structured, scope: Scope) -> None:
     (predicate,), join = op.roles["predicate"], op.roles["join"]
     entered = [
         [(o.outs[0], e.outs(o)[0], e.read(scope, o.ins[0], e.ins(o)[0])) for o in op.roles[f"enter{k}"]]
@@ -272,14 +292,14 @@ def _cond(e: _Emitter, op: Structured, scope: Scope) -> None:
         e.define(scope, o.outs[0], e.outs(o)[0], x)
 
 
-def _barrier(e: _Emitter, op: Structured, scope: Scope) -> None:
+def _barrier(e: Emitter, op: Structured, scope: Scope) -> None:
     links = op.roles["barrier"]
     held = lax.optimization_barrier(tuple(e.read(scope, o.ins[0], e.ins(o)[0]) for o in links))
     for o, x in zip(links, held, strict=True):
         e.define(scope, o.outs[0], e.outs(o)[0], x)
 
 
-_STRUCTURED: dict[str, Callable[[_Emitter, Structured, Scope], None]] = {
+_STRUCTURED: dict[str, Callable[[Emitter, Structured, Scope], None]] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,

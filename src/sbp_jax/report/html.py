@@ -13,7 +13,7 @@ from . import pictures, svg
 from .facts import Facts
 from .layers import Row, rows
 from .style import CSS
-from .summary import Group, argument_groups, at_peak, changes, grouped, peak_text, proof
+from .summary import Group, argument_groups, at_peak, changes, grouped, lowering, peak_text, proof
 from .units import brief_bytes, human_seconds, percent, shape_text, short_line, signed
 from .visualize import of_signature, picture
 
@@ -123,6 +123,8 @@ def _head(plan: PlanData, facts: Facts | None) -> str:
             f" {s['nodes']:.0f} values and ops folded into {s['cells']:.0f} decisions, {s['classes']:.0f} different; "
             f"planned in {plan.planning_seconds:.2g} s by {plan.solver}."
         )
+    if plan.lowering != "manual":
+        counts += f" {lowering(plan)}."
     return (
         f'<h1>Plan of {escape(plan.function)}</h1><p class="sub">{escape(plan.placement)}, costs of '
         f'{escape(plan.cluster)}, {escape(proof(plan))}.{escape(counts)}</p><div class="tiles">{boxes}</div>'

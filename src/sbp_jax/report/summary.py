@@ -16,6 +16,16 @@ def proof(plan: PlanData) -> str:
     return "proven optimal" if gap == 0 else f"at most {gap:.2%} from the best possible (proven)"
 
 
+def lowering(plan: PlanData) -> str:
+    """Who chooses the collectives of the compiled step, where it is not the plan."""
+    if plan.lowering == "manual":
+        return ""
+    return (
+        "lowering is gspmd: the plan is given to XLA as sharding constraints, and its partitioner chooses the "
+        "collectives between them (plan.verify() lists them)"
+    )
+
+
 def simulated(facts: Facts) -> str:
     """The simulated step in a sentence."""
     busy = ", ".join(f"{level} links busy {human_seconds(s)}" for level, s in sorted(facts.busy.items()))

@@ -10,7 +10,7 @@ from rich.table import Table
 from ..plan import Leaf, PlanData
 from .facts import Facts
 from .layers import Row, rows
-from .summary import argument_groups, at_peak, changes, grouped, peak_text, proof, simulated
+from .summary import argument_groups, at_peak, changes, grouped, lowering, peak_text, proof, simulated
 from .units import brief, brief_bytes, percent, shape_text
 from .units import human_bytes as human_bytes
 from .units import human_seconds as human_seconds
@@ -55,6 +55,8 @@ def _parts(plan: PlanData, facts: Facts | None) -> Iterator[RenderableType]:
             f"  planned in {plan.planning_seconds:.2g} s: {s['nodes']:.0f} values and ops folded into {s['cells']:.0f} "
             f"decisions, {s['classes']:.0f} different, {s['variables']:.0f} variables"
         )
+    if plan.lowering != "manual":
+        yield f"  {lowering(plan)}"
     yield ""
     layers = rows(plan, facts.exposed if facts else None)
     if layers:

@@ -67,6 +67,12 @@ def register_rule(
 
 
 REGISTERED: set[str] = set()  # primitives whose rule is a user's
+_KERNELS = ("sbp.user", "pallas_call", "dot_product_attention")
+
+
+def is_opaque_kernel(name: str) -> bool:
+    """Whether a primitive is written for one device's arrays, so that XLA's partitioner cannot split it."""
+    return name in REGISTERED or name.startswith(_KERNELS)
 
 
 def _register_primitive(name: str, found: FactorMap) -> None:

@@ -1,0 +1,104 @@
+"""plan + program -> a function of whole arrays, with the plan's signatures as sharding constraints.
+
+XLA's partitioner makes the local program and chooses the collectives between two constraints. What constraints cannot
+say stays explicit: an op that takes or makes a partial value, and a boxing from or to one, is a ``shard_map`` of its
+own, run by the same code as in the manual lowering (``emit.py``). Between two of them a partial value is the stack of
+its terms: one more dimension at the end, split over the partial axes, so that every device holds its own term
+(docs/decisions/0010-gspmd-lowering.md).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .. import boxing
+from ..placement import to_partition_spec
+from ..plan import Boxing, PlanData
+from ..rules import is_opaque_kernel
+from ..signature import Partial, Signature, broadcast
+from ..trace import Atom, Op, Program, Value
+from .emit import Emitter, Scope, check_program
+
+
+def global_function(program: Program, plan: PlanData) -> Callable[..., list[Any]]:
+    """The program on whole arrays: flat arguments (constants last) to flat results, to be called under ``jax.jit``."""
+    check_program(program, plan)
+    return _GlobalEmitter(program, plan).run
+
+
+class _GlobalEmitter(Emitter):
+    def __init__(self, program: Program, plan: PlanData) -> None:
+        super().__init__(program, plan)
+        self.mesh = plan.placement.mesh
+
+    def define(self, scope: Scope, value: Value, signature: Signature, x: Any) -> None:
+        scope[value.id] = {signature: self.constrained(x, signature)}
+
+    def constrained(self, x: Any, signature: Signature) -> Any:
+        """The array, to lie as the signature says. Without elements or dimensions it is on every device anyway."""
+        return lax.with_sharding_constraint(x, self.sharding(x, signature)) if x.ndim and x.size else x
+
+    def sharding(self, x: Any, signature: Signature) -> NamedSharding:
+        """Of the array that stands for a value: where it is partial, of the stack of its terms."""
+        return NamedSharding(self.mesh, self.spec(signature, x.ndim - signature.has_partial))
+
+    def spec(self, signature: Signature, ndim: int) -> PartitionSpec:
+        """The same, for a value of rank ``ndim``."""
+        names = self.placement.axis_names
+        terms = tuple(n for n, c in zip(names, signature, strict=True) if isinstance(c, Partial))
+        kept = Signature(tuple(broadcast if isinstance(c, Partial) else c for c in signature))
+        spec = to_partition_spec(kept, self.placement, ndim)
+        return PartitionSpec(*spec, terms) if terms else spec
+
+    def stored_bytes(self, x: Any, signature: Signature) -> int:
+        return math.prod(self.sharding(x, signature).shard_shape(x.shape)) * x.dtype.itemsize
+
+    def compute(self, scope: Scope, op: Op, ins: Sequence[Signature], outs: Sequence[Signature]) -> Sequence[Any]:
+        """Run one op: on whole arrays; on pieces where a value is partial or the op a kernel of the user's."""
+        arguments = [self.read(scope, x, s) for x, s in zip(op.ins, ins, strict=True)]
+        if any(s.has_partial for s in (*ins, *outs)) or is_opaque_kernel(op.name):
+            ranks = [len(v.shape) for v in op.outs]
+            return self.island(lambda xs: self.on_pieces(op, ins, outs, xs), arguments, ins, outs, ranks)
+        if op.primitive is None:  # a constant
+            whole = Signature((broadcast,) * self.placement.ndim)
+            return self.on_pieces(op, [whole] * len(ins), [whole] * len(outs), arguments)
+        y = op.primitive.bind(*arguments, **op.params)
+        return y if op.primitive.multiple_results else [y]
+
+    def box(self, planned: Boxing, x: Any) -> Any:
+        if not (planned.src.has_partial or planned.dst.has_partial):
+            return self.constrained(x, planned.dst)
+        steps, names = self.steps(planned), self.placement.axis_names
+
+        def on_piece(xs: Sequence[Any]) -> list[Any]:
+            return [boxing.execute(steps, xs[0], names, planned.shape)]
+
+        return self.island(on_piece, [x], [planned.src], [planned.dst], [len(planned.shape)])[0]
+
+    def make_partial(self, x: Any, atom: Atom, src: Signature, dst: Signature) -> Any:
+        make = super().make_partial
+        return self.island(lambda xs: [make(xs[0], atom, src, dst)], [x], [src], [dst], [len(atom.shape)])[0]
+
+    def island(
+        self, on_pieces: Callable[[Sequence[Any]], Sequence[Any]], arguments: Sequence[Any],
+        ins: Sequence[Signature], outs: Sequence[Signature], ranks: Sequence[int],
+    ) -> list[Any]:  # fmt: skip
+        """Whole arrays (stacks of terms) to such, of ``ranks`` as values, by a function of one device's pieces."""
+
+        def on_device(*xs: Any) -> list[Any]:
+            pieces = [lax.squeeze(x, (x.ndim - 1,)) if s.has_partial else x for x, s in zip(xs, ins, strict=True)]
+            results = on_pieces(pieces)
+            return [lax.expand_dims(y, (y.ndim,)) if s.has_partial else y for y, s in zip(results, outs, strict=True)]
+
+        run = jax.shard_map(
+            on_device,
+            mesh=self.mesh,
+            in_specs=tuple(self.spec(s, x.ndim - s.has_partial) for x, s in zip(arguments, ins, strict=True)),
+            out_specs=[self.spec(s, n) for s, n in zip(outs, ranks, strict=True)],
+            check_vma=False,
+        )
+        return run(*arguments)
