@@ -40,13 +40,15 @@ def decide(task: Task, asked: Request) -> Decided | None:
     def search(task: Task) -> Decided | None:
         return _in_time(task, asked, method)
 
+    short: TooSmall | None = None
+    limit = task.limit_bytes
     try:
         decided = search(task)
     except TooSmall as error:
-        if asked.limit_is_firm or task.limit_bytes is None:
+        if asked.limit_is_firm or limit is None:
             raise
         # The limit is only the device's own: a plan that does not fit is better than none.
-        task = replace(task, limit_bytes=None, notes=[*task.notes, f"does not fit by the memory model: {error}"])
+        short, task = error, replace(task, limit_bytes=None)
         decided = search(task)
     if decided is None:
         return None
@@ -56,6 +58,10 @@ def decide(task: Task, asked: Request) -> Decided | None:
     if asked.prefer_less_memory:
         found, note = leaner(task, decided.found, method)
         decided = replace(decided, found=found, notes=[*decided.notes, note])
+    if short is not None and limit is not None:
+        held = float(task.footprint.over_time(decided.found.solution.choice).max(initial=0.0))
+        if held > limit:
+            decided = replace(decided, notes=[*decided.notes, f"does not fit by the memory model: {short}"])
     if narrowed is not None:
         solution = replace(decided.found.solution, choice=narrowed.widen(decided.found.solution.choice))
         decided = replace(decided, found=replace(decided.found, solution=solution))
@@ -64,28 +70,37 @@ def decide(task: Task, asked: Request) -> Decided | None:
 
 def _in_time(task: Task, asked: Request, method: Callable[[Task], Found | None]) -> Decided | None:
     """What the method finds; where there is no time for it, the best of the fixed strategies and a first guess."""
-    found = None
+    found, notes = None, task.notes
     if task.time_limit is None or task.time_limit > 0:
-        found = method(task)
+        own = replace(task, notes=[*task.notes])
+        found = method(own)
         if found is None or not found.solution.timed_out:
-            return found and Decided(found, asked.solver, task.notes)
+            return found and Decided(found, asked.solver, own.notes)
+        notes = own.notes
     best, name = found, asked.solver
     known = fallback(task)
     if known is not None and (best is None or known[1].seconds < best.seconds):
-        name, best = known
+        name, best, notes = *known, task.notes
+    limit = f"time_limit={asked.time_limit:.4g} s"
     if best is None:
         if task.limit_bytes is not None:
-            raise OutOfTime(
-                f"time_limit={asked.time_limit:.4g} s is too short to find a plan that fits into "
-                f"{task.limit_bytes:.0f} bytes per device. Raise time_limit, or memory_limit", math.inf,
-            )  # fmt: skip
-        return (again := method(replace(task, time_limit=None))) and Decided(again, asked.solver, task.notes)
+            what = f"find a plan that fits into {task.limit_bytes:.0f} bytes per device"
+            message = (
+                f"{limit} is too short to {what}. Raise time_limit, or memory_limit"
+                if asked.thorough
+                else f"the time that a search has by default is too short to {what}. Give time_limit= (seconds)"
+            )
+            raise OutOfTime(message, math.inf)
+        notes = [*task.notes, f"{limit} was exceeded: no plan was found within it"] if asked.thorough else task.notes
+        own = replace(task, time_limit=None, notes=[*notes])
+        return (again := method(own)) and Decided(again, asked.solver, own.notes)
     bound = max(best.bound, 0.0 if found is None else found.bound, unreduced(task.problem).floor())
     gap = 1 - min(1.0, bound / best.seconds) if best.seconds else 0.0
-    note = (
-        f"time_limit={asked.time_limit:.4g} s is too short to search: the plan is the best known one "
-        f"({name}), at most {gap:.0%} of it could be saved (proven). Raise time_limit for a better one"
-    )
+    what = f"the plan is the best known one ({name}), at most {gap:.0%} of it could be saved (proven)"
+    if asked.thorough:
+        note = f"{limit} is too short to search: {what}. Raise time_limit for a better one"
+    else:
+        note = f"the time that a search has by default was up: {what}. Give time_limit= (seconds) for a better one"
     warnings.warn(note, UserWarning, stacklevel=2)
     best = Found(replace(best.solution, timed_out=True), best.seconds, min(bound, best.seconds))
-    return Decided(best, name, [*task.notes, note])
+    return Decided(best, name, [*notes, note])

@@ -52,6 +52,8 @@ def leaner(task: Task, best: Found, method: Callable[[Task], Found | None]) -> t
             price = too_dear / _FACTOR if price == too_dear else (price * too_dear) ** 0.5
             if price > 0.9 * too_dear:
                 break
-    saved = 1 - lowest / first if first else 0.0
+    if lowest >= first:
+        return chosen, f"less memory preferred: no plan found within {TOLERANCE:.0%} of the least seconds holds less"
+    saved = 1 - lowest / first
     slower = chosen.seconds / best.seconds - 1 if best.seconds else 0.0
     return chosen, f"less memory preferred: {saved:.1%} less at the peak for {slower:.1%} more seconds"

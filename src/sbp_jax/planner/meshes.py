@@ -13,6 +13,8 @@ from .pins import PinError
 from .shortage import TooSmall
 
 _NAMES = ("dp", "tp")
+# What is minimised are the step's seconds, up to this part: the bytes held are priced beside them.
+_WEIGHED = 0.01
 
 
 def shapes(devices: int) -> Iterator[tuple[int, ...]]:
@@ -50,15 +52,35 @@ def best_of(places: Sequence[Placement], plan: Callable[[Placement], PlanData]) 
     Meshes that the user's pins do not fit, or on which no plan does, are passed over; with none left, the last error.
     """
     plans: list[PlanData] = []
-    refused: PinError | TooSmall | None = None
+    refused: dict[str, PinError | TooSmall] = {}
     for where in places:
         try:
             plans.append(plan(where))
         except (PinError, TooSmall) as error:
-            refused = error
+            refused[_shape(where)] = error
     if not plans:
-        raise refused or PlanError("there is no mesh to plan for")
-    best = min(plans, key=lambda p: (any(n.startswith("does not fit") for n in p.notes), p.objective))
-    told = ", ".join(f"{'x'.join(map(str, p.placement.shape))} {p.objective * 1e3:.4g} ms" for p in plans)
-    best.notes.append(f"mesh {'x'.join(map(str, best.placement.shape))} chosen of: {told}")
+        raise list(refused.values())[-1] if refused else PlanError("there is no mesh to plan for")
+    best = min(plans, key=lambda p: (_overflows(p), p.objective))
+    told = ", ".join(f"{_shape(p.placement)} {_cost(p)}{' (does not fit)' if _overflows(p) else ''}" for p in plans)
+    why = {PinError: "pins that it does not fit", TooSmall: "no plan was found that fits into memory"}
+    passed = "".join(
+        f"; {shape} passed over: {next(words for kind, words in why.items() if isinstance(error, kind))}"
+        for shape, error in refused.items()
+    )
+    best.notes.append(f"mesh {_shape(best.placement)} chosen of: {told}{passed}")
     return best
+
+
+def _shape(where: Placement) -> str:
+    return "x".join(map(str, where.shape))
+
+
+def _overflows(plan: PlanData) -> bool:
+    return any(n.startswith("does not fit") for n in plan.notes)
+
+
+def _cost(plan: PlanData) -> str:
+    """The predicted step; what was minimised beside it, where OneFlow's weights make that another number."""
+    weighed = abs(plan.objective - plan.step_seconds) > _WEIGHED * plan.step_seconds
+    objective = f" (weighed: {plan.objective * 1e3:.4g})" if weighed else ""
+    return f"{plan.step_seconds * 1e3:.4g} ms{objective}"

@@ -140,10 +140,16 @@ class _Choice:
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
-            again = f"{len(nodes)} nodes are run again in the backward part" if nodes else "nothing is computed again"
-            plan.notes.append(
-                f"to fit, arguments are read anew in the backward part, {again}; the gap is proven for what was tried"
-            )
+            plan.notes.append(self.told(len(nodes), reads_anew(self.program, turn.node)))
+
+    def told(self, nodes: int, reads: bool) -> str:
+        """What a mix does, and why: it is told of the cheapest plan only."""
+        anew = ["arguments are read anew in the backward part"] if reads else []
+        again = [f"{nodes} nodes are run again in the backward part" if nodes else "nothing is computed again"]
+        what = ", ".join(anew + again)
+        if any(p.recomputed is None for p in self.tried):
+            return f"memory is short: {what}, which is cheaper than holding all; the gap is proven for what was tried"
+        return f"to fit, {what}; the gap is proven for what was tried"
 
     def attempt(self, program: Program, request: Request) -> PlanData | None:
         try:

@@ -14,13 +14,15 @@ from .solve import Solution, solve
 class Found:
     """The solution (its choice is the plan), its seconds a step without prices, and the bound proven for them.
 
-    ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it.
+    ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it. ``memory_is_short``:
+    whether that plan holds more than the limit.
     """
 
     solution: Solution
     seconds: float
     bound: float
     free_seconds: float | None = None
+    memory_is_short: bool = False
 
 
 def search(
@@ -36,10 +38,11 @@ def search(
     solution = solve(problem, gap, time_limit)
     if solution is None or solution.bound >= below:
         return None
-    free = solution.objective
+    free, is_short = solution.objective, False
     if limit is not None and footprint.over_time(solution.choice).max(initial=0.0) > limit:
+        is_short = True
         fitting = Fitting(
             problem, footprint, limit, solution, gap, time_limit, progress, thorough, below, patience, find_start
         )
         solution = fitting.run()
-    return solution and Found(solution, solution.objective, solution.bound, free)
+    return solution and Found(solution, solution.objective, solution.bound, free, is_short)

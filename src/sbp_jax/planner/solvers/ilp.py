@@ -54,7 +54,7 @@ def ilp(task: Task) -> Found | None:
         late = cheapest(replace(task, time_limit=None))
         if late is None:
             raise
-        task.notes.append(_told(late[0]))
+        task.notes.append(_told(late[0], memory_is_short=True))
         return late[1]
     if found is None or task.limit_bytes is None or (found.solution.timed_out and task.thorough):
         return found
@@ -65,12 +65,13 @@ def ilp(task: Task) -> Found | None:
         left -= time.monotonic() - start
     better = cheapest(replace(task, below=found.seconds, time_limit=left, find_start=known), tried=first)
     if better is None:
-        task.notes.extend(_told(words) for words, f in first.items() if f and f.seconds <= found.seconds)
+        same = [words for words, f in first.items() if f and f.seconds <= found.seconds]
+        task.notes.extend(_told(words, found.memory_is_short) for words in same)
         return found
     name, expert = better
-    task.notes.append(_told(name))
+    task.notes.append(_told(name, found.memory_is_short))
     solution = replace(expert.solution, bound=found.solution.bound)
-    return Found(solution, expert.seconds, min(found.bound, expert.seconds), found.free_seconds)
+    return replace(found, solution=solution, seconds=expert.seconds, bound=min(found.bound, expert.seconds))
 
 
 def _open_at(problem: Problem) -> float:
@@ -93,5 +94,5 @@ def _is_hopeless(task: Task) -> bool:
     return sum(c.min() for c in held.nodes) + sum(m.min() for m in held.edges.values()) > task.limit_bytes
 
 
-def _told(name: str) -> str:
-    return f"the cheapest plan found that fits is of the family of {name}"
+def _told(name: str, memory_is_short: bool) -> str:
+    return f"the cheapest plan found{' that fits' if memory_is_short else ''} is of the family of {name}"

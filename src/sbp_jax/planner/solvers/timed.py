@@ -24,13 +24,17 @@ class _TimeUp(Exception):
 
 @dataclass(slots=True)
 class _Watch:
-    """A footprint that remembers the cheapest plan it was asked about that fits, and stops when time is up."""
+    """A footprint that remembers the cheapest plan it was asked about that fits, and stops when time is up.
+
+    Not before a plan overflowed: what fits needs no search for what fits.
+    """
 
     base: FootprintLike
     problem: Problem
     limit_bytes: float
     deadline: float
     best: tuple[float, tuple[int, ...]] | None = None
+    memory_is_short: bool = False
     smallest_bytes: float = field(default=math.inf)
 
     def over_time(self, choice: Sequence[int]) -> np.ndarray:
@@ -39,7 +43,8 @@ class _Watch:
         self.smallest_bytes = min(self.smallest_bytes, peak)
         if peak <= self.limit_bytes and seconds < min(IMPOSSIBLE, math.inf if self.best is None else self.best[0]):
             self.best = seconds, tuple(choice)
-        if time.monotonic() > self.deadline:
+        self.memory_is_short |= peak > self.limit_bytes
+        if self.memory_is_short and time.monotonic() > self.deadline:
             raise _TimeUp
         return memory
 
@@ -77,5 +82,8 @@ def timed_search(task: Task) -> Found | None:
         free = solve(task.problem, task.gap, max(1.0, _FOR_A_BOUND * task.time_limit))
         bound = min(seconds, free.bound if free is not None else 0.0)
         cheapest = None if free is None else free.objective
-        task.notes.append("time_limit was up while fitting into memory: the plan is the best one seen until then")
-        return Found(Solution(choice, seconds, bound, len(choice), 0), seconds, bound, cheapest)
+        # Without a limit of the user's, the search has one of its own.
+        up = "time_limit was up" if task.thorough else "the time that a search has by default was up"
+        longer = "" if task.thorough else ". Give time_limit= (seconds) to search longer"
+        task.notes.append(f"{up} while fitting into memory: the plan is the best one seen until then{longer}")
+        return Found(Solution(choice, seconds, bound, len(choice), 0), seconds, bound, cheapest, memory_is_short=True)

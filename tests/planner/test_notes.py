@@ -1,0 +1,222 @@
+"""What a plan's notes say is true: of time where time was up, of memory where it was short, of meshes, of families."""
+
+import functools
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sbp_jax as sbp
+import sbp_jax.cluster as clusters
+from sbp_jax.planner import Request, decide, meshes, remat
+from sbp_jax.planner import search as search_module
+from sbp_jax.planner.search import Found
+from sbp_jax.planner.shortage import OutOfTime, TooSmall
+from sbp_jax.planner.solvers import Task, ilp, lookup, timed
+
+MESH = sbp.placement.abstract((2, 4), axis_names=("dp", "tp"), cluster="a100-80")
+LINE = sbp.placement.abstract((8,), cluster="a100-80")
+
+
+def step(state, x):
+    def loss(w):
+        return jnp.mean((jnp.tanh(jnp.tanh(x @ w["a"]) @ w["b"]) @ w["a"]) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(state)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, state, grads), value
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+ARGS = {"a": f32(256, 1024), "b": f32(1024, 256)}, f32(4096, 256)
+
+
+def holding(memory_bytes: float) -> sbp.Cluster:
+    """A cluster whose devices hold so much."""
+    known = clusters.get("a100-80")
+    return replace(known, device=replace(known.device, memory_bytes=memory_bytes))
+
+
+def plan(where: Any = MESH, pins: Any = None, **config: Any) -> sbp.Plan:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return sbp.plan(step, *ARGS, placement=where, donate_argnums=0, in_sbp=pins,
+                        config=sbp.AutoParallelConfig(**{"cluster": "a100-80", **config}))  # fmt: skip
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> Task:
+    """The task that a search method is given for the step."""
+    seen: list[Task] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(decide, "lookup", lambda _: lambda task: seen.append(task) or lookup("ilp")(task))
+        plan()
+    return replace(seen[0], notes=[])
+
+
+def late(solve: Callable[..., Any]) -> Callable[..., Any]:
+    """A solver that takes longer than 0.1 s, whatever the limit."""
+
+    def slow(problem: Any, gap: float, time_limit: float | None, *rest: Any, **options: Any) -> Any:
+        time.sleep(0.2)
+        return solve(problem, gap, None, *rest, **options)
+
+    return slow
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_nothing_is_fitted_into_memory_where_there_is_enough(
+    thorough: bool, searched: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model takes a thousandth of the memory, and the search all of its time: its plan and its proof stand."""
+    exact = lookup("ilp")(searched)
+    task = replace(searched, time_limit=0.1, limit_bytes=80e9, thorough=thorough)
+    monkeypatch.setattr(search_module, "solve", late(search_module.solve))
+    found = timed.timed_search(task)
+    assert found is not None and exact is not None and not found.memory_is_short
+    assert task.notes == [] and found.seconds == pytest.approx(exact.seconds) == found.bound
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_time_is_said_to_be_the_users_where_it_is(
+    thorough: bool, searched: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = lookup("ilp")(replace(searched, limit_bytes=None))
+    assert free is not None
+    limit = 0.97 * float(searched.footprint.over_time(free.solution.choice).max())
+    task = replace(searched, limit_bytes=limit, time_limit=0.1, thorough=thorough)
+    fits = lookup("greedy")(replace(task, time_limit=None))
+    assert fits is not None
+    over_time = timed._Watch.over_time
+
+    def after_one_that_fits(self: Any, choice: Any) -> Any:
+        self.best = fits.seconds, fits.solution.choice
+        return over_time(self, choice)
+
+    monkeypatch.setattr(timed._Watch, "over_time", after_one_that_fits)
+    monkeypatch.setattr(search_module, "solve", late(search_module.solve))
+    task.notes.clear()
+    found = timed.timed_search(task)
+    assert found is not None and found.memory_is_short and len(task.notes) == 1
+    assert ("time_limit was up" in task.notes[0]) is thorough
+    assert ("by default was up" in task.notes[0]) is not thorough and "fitting into memory" in task.notes[0]
+
+
+def test_a_search_too_short_says_whose_time_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unfinished(task: Task) -> Found | None:
+        task.notes.append("of a plan that is not taken")
+        found = lookup("greedy")(task)
+        return found and replace(found, solution=replace(found.solution, timed_out=True), seconds=1e9)
+
+    monkeypatch.setattr(decide, "lookup", lambda _: unfinished)
+    asked, free = plan(time_limit=5.0), plan()
+    assert any(n.startswith("time_limit=5 s is too short to search") for n in asked.notes)
+    assert any(n.startswith("the time that a search has by default was up") for n in free.notes)
+    assert not any("time_limit=6" in n or "time_limit=4" in n for n in free.notes)
+    assert not any("not taken" in n for p in (asked, free) for n in p.notes)
+
+
+def test_a_time_limit_that_is_not_kept_is_told(searched: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No strategy's plan is known: the search goes on until it finds one."""
+    monkeypatch.setattr(decide, "fallback", lambda _: None)
+    task = replace(searched, limit_bytes=None, time_limit=0.0)
+    for asked, notes in ((True, ["time_limit=0 s was exceeded: no plan was found within it"]), (False, [])):
+        request = Request(MESH, clusters.get("a100-80"), time_limit=0.0, thorough=asked)
+        found = decide.decide(task, request)
+        assert found is not None and found.notes == notes
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_family_is_said_to_fit_where_memory_is_short(
+    is_short: bool, searched: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = lookup("ilp")(searched)
+    assert exact is not None
+    stopped = replace(exact, seconds=2 * exact.seconds, bound=0.0, memory_is_short=is_short)
+    monkeypatch.setattr(ilp, "timed_search", lambda _: stopped)
+    task = replace(searched, limit_bytes=80e9, time_limit=60.0)
+    assert lookup("ilp")(task) is not None
+    assert ("found that fits is of the family" in task.notes[-1]) is is_short
+    assert ("plan found is of the family" in task.notes[-1]) is not is_short
+
+
+def test_what_fits_is_not_said_not_to(searched: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was found in time within the device's memory; the plan found without a limit fits all the same."""
+    method = lookup("ilp")
+
+    def in_vain(task: Task) -> Found | None:
+        if task.limit_bytes is not None:
+            task.notes.append("of a plan that is not taken")
+            raise OutOfTime("nothing was found in time", 1.0)
+        return method(task)
+
+    monkeypatch.setattr(decide, "lookup", lambda _: in_vain)
+    request = Request(MESH, clusters.get("a100-80"), limit_is_firm=False)
+    found = decide.decide(replace(searched, limit_bytes=80e9), request)
+    assert found is not None and found.notes == []
+    found = decide.decide(replace(searched, limit_bytes=1e5), request)
+    assert found is not None and found.notes == ["does not fit by the memory model: nothing was found in time"]
+
+
+def test_a_plan_over_the_devices_memory_is_noted_once() -> None:
+    found = plan(cluster=holding(1e5), prefer_less_memory=True)
+    assert found.memory_per_device > 1e5
+    assert sum(n.startswith("does not fit by the memory model: no plan was found that fits") for n in found.notes) == 1
+
+
+def test_less_memory_that_was_not_found_is_not_given_as_a_number() -> None:
+    config = sbp.AutoParallelConfig(prefer_less_memory=True)
+    found = sbp.plan(lambda x: x.sum(), f32(8, 8), placement=MESH, config=config)
+    assert "less memory preferred: no plan found within 5% of the least seconds holds less" in found.notes
+
+
+def test_meshes_passed_over_are_named_and_costs_are_seconds() -> None:
+    weighed = plan(8, computation_cost_ratio=0.01)
+    told = next(n for n in weighed.notes if n.startswith("mesh "))
+    assert f"{weighed.step_seconds * 1e3:.4g} ms (weighed: {weighed.objective * 1e3:.4g})" in told
+    physical = plan(8)
+    told = next(n for n in physical.notes if n.startswith("mesh "))
+    assert f"{physical.step_seconds * 1e3:.4g} ms" in told and "weighed" not in told and "passed over" not in told
+    pinned = plan(8, pins=({"a": "B, S(1)", "b": None}, None))
+    assert "; 8 passed over: pins that it does not fit" in pinned.notes[-1]
+    places = meshes.candidates(8, "gpu", 0, "a100-80")
+
+    def plan_on(where: sbp.Placement) -> Any:
+        if where.ndim == 1:
+            raise TooSmall("no plan was found that fits", 1.0)
+        return plan(where)
+
+    assert "; 8 passed over: no plan was found that fits into memory" in meshes.best_of(places, plan_on).notes[-1]
+
+
+def test_what_is_made_again_and_why() -> None:
+    """Only what a mix does is told of it; it is to fit where holding all does not."""
+
+    def layers(state, x):
+        def loss(ws):
+            return jnp.mean(functools.reduce(lambda h, w: jax.nn.relu(h @ w), ws, x) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(state)
+        return jax.tree.map(lambda w, d: w - 0.1 * d, state, grads), value
+
+    def planned(limit: float | None = None) -> sbp.Plan:
+        config = sbp.AutoParallelConfig(memory_limit=limit, cluster="a100-80")
+        return sbp.plan(layers, [f32(1024, 1024)] * 6, f32(8192, 1024), placement=LINE, donate_argnums=0, config=config)
+
+    tight = planned(0.7 * planned().memory_per_device)
+    assert tight.recomputed is not None and not tight.recomputed.nodes
+    (note,) = (n for n in tight.notes if "backward part" in n)
+    assert "arguments are read anew in the backward part, nothing is computed again" in note
+    assert note.startswith(("to fit, ", "memory is short: "))
+    choice = object.__new__(remat._Choice)
+    choice.tried = []
+    assert choice.told(3, False).startswith("to fit, 3 nodes are run again in the backward part; the gap")
+    choice.tried = [planned()]
+    assert choice.told(3, True).startswith("memory is short: arguments are read anew in the backward part, 3 nodes")
