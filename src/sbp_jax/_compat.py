@@ -33,6 +33,17 @@ def is_tracing() -> bool:
     return not trace_state_clean()
 
 
+def within_mesh(mesh: jax.sharding.Mesh) -> contextlib.AbstractContextManager[Any]:
+    """A block of traced code on ``mesh``, whatever ``jax.set_mesh`` the caller stands in: ``shard_map`` takes no other.
+
+    A mesh with explicit axes is another one to JAX than the same devices with automatic axes.
+    """
+    around = jax.sharding.get_abstract_mesh()
+    if around.empty or around == mesh.abstract_mesh:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """A jaxpr's equations with its arguments and results, and the constants it comes with; none where it has none.
 

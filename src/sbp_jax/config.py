@@ -28,7 +28,8 @@ class AutoParallelConfig:
             tenth; where no plan meets that, the cheapest plan is given with a note.
         prefer_less_memory: of the plans found within 5 % of the least seconds the one with the smallest peak (OneFlow's
             ``enable_auto_memory``, its mildest mode: less memory, throughput maintained).
-        ignore_user_sbp: do not obey pins: ``to_global`` in the function, ``in_sbp``, ``out_sbp`` (OneFlow's
+        ignore_user_sbp: do not obey pins: ``to_global`` and JAX's sharding constraints in the function, ``in_sbp``,
+            ``out_sbp`` (OneFlow's
             ``enable_auto_parallel_ignore_user_sbp_config``).
         computation_cost_ratio: weight of compute seconds against boxing seconds (OneFlow's
             ``set_auto_parallel_computation_cost_ratio``, there 0.05 of its own unit). None: 1, physical seconds.

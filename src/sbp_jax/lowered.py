@@ -10,6 +10,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import capture
+from ._compat import within_mesh
 from .errors import PlanError
 from .lower import global_function, local_function
 from .placement import to_partition_spec
@@ -68,7 +69,8 @@ def lowered_step(program: Program, plan: Plan, dynamic: Any, out_tree: Any, dona
         leaves = [*jax.tree.leaves((tuple(args), kwargs)), *consts]
         if [(x.shape, str(x.dtype)) for x in leaves] != expected:
             raise OtherShapes
-        return jax.tree.unflatten(out_tree, body(*leaves))
+        with within_mesh(mesh):
+            return jax.tree.unflatten(out_tree, body(*leaves))
 
     step.__name__ = step.__qualname__ = plan.function
     tree = jax.tree.structure(dynamic)

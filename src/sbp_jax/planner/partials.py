@@ -57,7 +57,9 @@ def useful_linear(op: Op, factors: Factors, kinds: dict[int, set[ReduceOp]]) -> 
 
     asked = op.params.get("kinds", ()) if op.primitive is None else ()
     if op.name == "sbp.pin":
-        asked = {c.op for c in op.params["signature"] if isinstance(c, Partial)}
+        asked = {c.op for c in op.params.get("signature", ()) if isinstance(c, Partial)}
+        if "constraint" in op.params and op.params["constraint"].partial:
+            asked = {"sum"}
     partial = {k: found for k, x in enumerate(op.ins) if isinstance(x, Value) and (found := kinds.get(x.id))}
     if not partial and not asked:
         return (False,) * len(factors.linear)

@@ -1,7 +1,8 @@
 """Users' pins: signatures that are fixed before the search. Checked one by one, obeyed, and explained when they clash.
 
 A pin is a node's index, the signature of its result (of an output: its operand), and the words to name it by. They
-come from ``sbp.to_global`` in the function and from ``in_sbp`` and ``out_sbp``; parameters' metadata can join them.
+come from ``sbp.to_global`` and JAX's sharding constraints in the function and from ``in_sbp`` and ``out_sbp``;
+parameters' metadata can join them.
 """
 
 import itertools
@@ -12,13 +13,14 @@ from jax.sharding import PartitionSpec
 
 from ..errors import InternalError, PlanError, SignatureError
 from ..placement import Placement, from_partition_spec
-from ..rules.widen import Strategy, code_of, signature_of
+from ..rules.widen import Code, Strategy, code_of, signature_of
 from ..signature import Signature, broadcast, local_shape, signature_for
 from ..trace import Op, Program, user_line
+from .constraints import Among, among
 
 # What the pins leave of an op's strategies.
 Allowed = Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]
-Pins = Mapping[int, tuple[Signature, str]]
+Pins = Mapping[int, tuple[Signature | Among, str]]
 _MOST_BETWEEN = 8
 
 
@@ -28,30 +30,35 @@ class PinError(PlanError, SignatureError):
 
 def narrow_to_pins(program: Program, pins: Pins, placement: Placement) -> Allowed:
     """Keeps the strategies that a node's pin allows."""
-    codes = {index: (code_of(s), words) for index, (s, words) in pins.items()}
     twin = {program.input_ops[i].index: program.output_ops[o].index for i, o in program.donated}
 
     def allowed(op: Op, ways: Sequence[Strategy]) -> tuple[Strategy, ...]:
-        asked = [codes[k] for k in (op.index, twin.get(op.index, -1)) if k in codes]
-        if len({code for code, _ in asked}) > 1:
+        asked = [pins[k] for k in (op.index, twin.get(op.index, -1)) if k in pins]
+        if len({pin for pin, _ in asked}) > 1:
             (a, first), (b, second) = asked[:2]
             between = ops_between(program, op, program.nodes[twin[op.index]])
             raise PinError(
-                f"two pins contradict each other: {first} asks for ({signature_of(a)}), {second} for "
-                f"({signature_of(b)}), but a donated argument and the result that replaces it share one signature. "
+                f"two pins contradict each other: {first} asks for ({a}), {second} for "
+                f"({b}), but a donated argument and the result that replaces it share one signature. "
                 f"Between them: {between}. Give both the same, or do not donate the argument"
             )
-        for code, words in asked:
-            kept = tuple(s for s in ways if (s.outs or s.ins)[0] == code)
+        for pin, words in asked:
+            allows = _test(pin)
+            kept = tuple(s for s in ways if allows((s.outs or s.ins)[0]))
             if not kept:
                 value = (op.outs or op.ins)[0]
-                local_shape(value.shape, signature_of(code), placement.shape)
+                if isinstance(pin, Signature):
+                    local_shape(value.shape, pin, placement.shape)
                 possible = sorted({str(signature_of((s.outs or s.ins)[0])) for s in ways})
-                raise PinError(f"{words}: ({signature_of(code)}) is not possible for {value}; possible: {possible}")
+                raise PinError(f"{words}: ({pin}) is not possible for {value}; possible: {possible}")
             ways = kept
         return tuple(ways)
 
     return allowed
+
+
+def _test(pin: Signature | Among) -> Callable[[Code], bool]:
+    return pin.allows if isinstance(pin, Among) else code_of(pin).__eq__
 
 
 def ops_between(program: Program, first: Op, last: Op) -> str:
@@ -117,13 +124,25 @@ def conflict_message(program: Program, pins: Pins, possible: Callable[[Pins], bo
     )
 
 
-def inner_pins(program: Program, placement: Placement) -> dict[int, tuple[Signature, str]]:
-    """By node: the pins written inside the function, ``sbp.to_global``."""
-    pins: dict[int, tuple[Signature, str]] = {}
+def inner_pins(program: Program, placement: Placement) -> dict[int, tuple[Signature | Among, str]]:
+    """By node: the pins written inside the function, ``sbp.to_global`` and JAX's sharding constraints."""
+    pins: dict[int, tuple[Signature | Among, str]] = {}
     for op in program.nodes:
-        if op.name == "sbp.pin":
-            name = f"to_global at {user_line(op.info) or 'an unknown line'}"
-            pins[op.index] = (pin_signature(op.outs[0].shape, op.params["signature"], placement, name), name)
+        if op.name != "sbp.pin":
+            continue
+        line, shape = user_line(op.info) or "an unknown line", op.outs[0].shape
+        constraint = op.params.get("constraint")
+        if constraint is None:
+            name = f"to_global at {line}"
+            pins[op.index] = (pin_signature(shape, op.params["signature"], placement, name), name)
+            continue
+        name = f"{constraint.call} at {line}"
+        try:
+            pin = among(constraint, shape, placement)
+        except SignatureError as error:
+            raise PinError(f"{name}: {error}") from None
+        if pin is not None:
+            pins[op.index] = (pin, name)
     return pins
 
 

@@ -216,7 +216,7 @@ def _boxings(
                 # One that others are boxed from is needed by the first of them.
                 served = [first[v.id, c] for c in wanted if c == code or _comes_through(c, code, sources)]
                 yield Boxing(
-                    count, v.id, v.name or op.name, v.shape, dtype, src, dst, moves, v.times,
+                    count, v.id, v.name or op.label or op.name, v.shape, dtype, src, dst, moves, v.times,
                     lines(op.info), lines(user.info), positions.made(op, v.id),
                     min(served, default=min(first[v.id, c] for c in wanted)),
                     positions.loop(v.id),

@@ -10,16 +10,16 @@ import numpy as np
 from jax.extend import core as jex
 
 from .._compat import opened
-from . import calls, control, expand
+from . import calls, constraint, control, expand
 from .graph import Atom, Graph, Lit, Op, Program, Structured, Value
 from .source import is_users_function
 
 # What computes nothing at the level of logical values.
-_ALIASES = {"copy", "copy_p", "stop_gradient", "name", "pvary", "layout_constraint", "relayout", "sharding_constraint",
+_ALIASES = {"copy", "copy_p", "stop_gradient", "name", "pvary", "layout_constraint", "relayout",
             "xla_metadata_value"}  # fmt: skip
 
 
-_HANDLERS = {**control.HANDLERS, **calls.HANDLERS}
+_HANDLERS = {**control.HANDLERS, **calls.HANDLERS, **constraint.HANDLERS}
 _first = operator.itemgetter(0)
 
 
@@ -55,7 +55,8 @@ class Tracer:
         if known is not None:
             return known
         outs = tuple(self.value(a) for a in avals)
-        self.ops.append(Op(name, tuple(ins), outs, params or {}, primitive, self._cause or info))
+        label = constraint.called(params) if name == "sbp.pin" else ""
+        self.ops.append(Op(name, tuple(ins), outs, params or {}, primitive, self._cause or info, label))
         if key is not None:
             self._seen[key] = outs
         return outs
@@ -83,15 +84,27 @@ class Tracer:
 
     def equation(self, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
         """One equation; its results."""
-        name, params = eqn.primitive.name, eqn.params
+        name = eqn.primitive.name
+        params, asked = (eqn.params, None) if name in _HANDLERS else constraint.without_shardings(eqn.params)
+        if asked is not None:
+            results = self.plain(eqn, name, params, ins)
+            return [constraint.pinned_result(self, x, asked, eqn.source_info) for x in results]
+        return self.plain(eqn, name, params, ins)
+
+    def plain(self, eqn: Any, name: str, params: Any, ins: list[Atom]) -> Sequence[Atom]:
+        """One equation, whatever it says of how its result lies; its results."""
         if name in _ALIASES or _is_noop(name, params, ins, eqn):
             return ins[: len(eqn.outvars)]
         if name in calls.BODIES:
             where = calls.BODIES[name]
             body, consts = opened(params[where] if where in params else params["jaxpr"])
-            if is_users_function(body):
-                return self.inline(body, consts, ins)
-            return self.expand(eqn, body, consts, ins)
+
+            def written_out(ins: list[Atom]) -> list[Atom]:
+                if is_users_function(body):
+                    return self.inline(body, consts, ins)
+                return self.expand(eqn, body, consts, ins)
+
+            return constraint.around_call(self, eqn, written_out, ins)
         if name in ("remat2", "remat", "checkpoint"):
             return self._remat(eqn, ins)
         if name == "optimization_barrier":
@@ -152,14 +165,14 @@ def _is_key(x: Any) -> bool:
 
 def _is_noop(name: str, params: Any, ins: Sequence[Atom], eqn: Any) -> bool:
     if name == "convert_element_type":
-        return params["new_dtype"] == ins[0].dtype and params.get("sharding") is None
+        return params["new_dtype"] == ins[0].dtype
     if name == "integer_pow":
         return params["y"] == 1
     if name in ("reshape", "transpose", "broadcast_in_dim", "squeeze"):
         same = isinstance(ins[0], Value) and ins[0].shape == tuple(eqn.outvars[0].aval.shape)
         order = params.get({"transpose": "permutation", "reshape": "dimensions"}.get(name, ""))
         return same and (order is None or tuple(order) == tuple(range(len(ins[0].shape))))
-    return name == "device_put" or name == "reshard"
+    return False
 
 
 def _key(name: str, ins: Sequence[Atom], params: Any) -> Any:
@@ -174,8 +187,8 @@ def _key(name: str, ins: Sequence[Atom], params: Any) -> Any:
 
 def handled() -> set[str]:
     """The primitives that never become ops of the graph: calls, control flow, and what computes nothing."""
-    other = {"remat2", "remat", "checkpoint", "optimization_barrier", "device_put", "reshard"}
-    return _ALIASES | other | calls.BODIES.keys() | calls.HANDLERS.keys() | control.HANDLERS.keys()
+    other = {"remat2", "remat", "checkpoint", "optimization_barrier"}
+    return _ALIASES | other | calls.BODIES.keys() | _HANDLERS.keys()
 
 
 def build(closed: Any, names: Sequence[str] = (), boundary: tuple[str, str] = ("sbp.input", "sbp.output")) -> Program:
