@@ -182,7 +182,8 @@ def test_explicit_axes() -> None:
         return x.at[jnp.arange(4)].get(out_sharding=P("dp", None)) * 2.0
 
     def automatic(x, w):
-        return jax.sharding.auto_axes(jnp.matmul, out_sharding=P("dp", None))(x, w)
+        matmul: Any = jax.sharding.auto_axes(jnp.matmul, out_sharding=P("dp", None))
+        return matmul(x, w)
 
     with jax.set_mesh(EXPLICIT):
         check(moved, X, W, want=["S(0), B"])
