@@ -8,8 +8,8 @@ from .config import AutoParallelConfig
 from .errors import PlanError
 from .placement import Placement
 from .plan import PlanData
-from .planner import Request, fingerprint
-from .trace import Program
+from .planner import Request
+from .trace import Program, fingerprint
 
 _TIME_LIMIT_SECONDS = 60.0
 _RESERVE = 0.1

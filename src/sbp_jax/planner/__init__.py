@@ -8,4 +8,3 @@ from .pins import pin_signature as pin_signature
 from .remat import plan_to_fit as plan_to_fit
 from .request import Request as Request
 from .solvers import solvers as solvers
-from .spell import fingerprint as fingerprint

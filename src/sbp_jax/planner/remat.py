@@ -15,13 +15,12 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ..plan import PlanData, Recomputed
-from ..trace import Program, reads_anew, recompute
+from ..trace import Program, fingerprint, reads_anew, recompute
 from .cost import CostModel
 from .cut import Ladder, Sizes, Turn, find_turn
 from .make import make_plan
 from .request import Request
 from .shortage import TooSmall
-from .spell import fingerprint
 
 # A plan that holds more than this part of the limit may have been made dearer by it.
 _NEARLY = 0.8

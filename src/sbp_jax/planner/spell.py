@@ -1,12 +1,8 @@
 """A choice as a plan: every node's signatures, every boxing between them, what a device does and holds when."""
 
 import functools
-import hashlib
 import time
-from array import array
 from collections.abc import Iterator, Sequence
-
-import numpy as np
 
 from .. import boxing
 from ..errors import InternalError
@@ -14,7 +10,7 @@ from ..plan import Boxing, Leaf, Move, PlanData
 from ..rules import Factors, lookup
 from ..rules.widen import Code, Strategy, code_of, signature_of, strategies
 from ..signature import Signature
-from ..trace import Lines, Op, Program, Value, user_line
+from ..trace import Lines, Op, Program, Value, fingerprint, user_line
 from .cells import Folded
 from .cost import CostModel
 from .memory import Footprint
@@ -47,20 +43,6 @@ def _tabulate(
 
 
 dtype_text = functools.cache(str)
-
-
-def fingerprint(program: Program) -> str:
-    """A hash of what the program computes: ops, shapes, dtypes, wiring."""
-    looks: dict[object, int] = {}
-    wiring = array("q")
-    for op in program.nodes:
-        look = (op.name, *[(v.shape, v.dtype) for v in op.outs])
-        wiring.append(looks.setdefault(look, len(looks)))
-        wiring.extend([x.id if isinstance(x, Value) else -1 - looks.setdefault(str(x), len(looks)) for x in op.ins])
-        wiring.extend([v.id for v in op.outs])
-    digest = hashlib.sha256(str([str(look) for look in looks]).encode())
-    digest.update(np.asarray(wiring, "<i8").tobytes())
-    return digest.hexdigest()[:16]
 
 
 def spell_out(
@@ -107,7 +89,7 @@ def spell_out(
     moved = sum(b.seconds * b.times for b in boxings)
     return PlanData(
         function=name,
-        fingerprint=fingerprint(program),
+        fingerprint=fingerprint(program) if request.share_layers else "",  # no one asks a global tensor's op for it
         placement=request.placement,
         inputs=[_leaf(op, op.outs[0], complete, 1) for op in program.input_ops],
         outputs=[_leaf(op, op.ins[0], complete, 0) for op in program.output_ops],

@@ -36,7 +36,13 @@ class Tracer:
     def value(self, aval: Any, name: str = "") -> Value:
         """A new value of this scope."""
         self.shared.count += 1
-        return Value(self.shared.count, tuple(aval.shape), aval.dtype, self.times, name)
+        weak = getattr(aval, "weak_type", False)
+        return Value(self.shared.count, tuple(aval.shape), aval.dtype, self.times, name, weak=weak)
+
+    def like(self, x: Value) -> Value:
+        """A new value of this scope that looks like another."""
+        self.shared.count += 1
+        return Value(self.shared.count, x.shape, x.dtype, self.times, weak=x.weak)
 
     def scoped(self, times: float) -> "Tracer":
         """A tracer for a body that runs ``times`` times as often as this scope."""
@@ -75,7 +81,7 @@ class Tracer:
 
         def read(v: Any) -> Atom:
             literal: Any = v
-            return Lit(literal.val, literal.aval.dtype) if isinstance(v, jex.Literal) else env[v]
+            return Lit(literal.val, literal.aval.dtype, weak=literal.aval.weak_type) if isinstance(v, jex.Literal) else env[v]
 
         for eqn in jaxpr.eqns:
             results = self.equation(eqn, [read(v) for v in eqn.invars])

@@ -26,7 +26,7 @@ def barrier(t: "Tracer", ins: Sequence[Atom], info: Any) -> list[Atom]:
         if isinstance(x, Lit):
             outs.append(x)
             continue
-        out = t.value(x)
+        out = t.like(x)
         links.append(Op("sbp.barrier", (x,), (out,), info=info))
         outs.append(out)
     if links:
@@ -53,7 +53,7 @@ def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     arguments = [*(op.outs[0] for op in enter), *body_carry, *(op.outs[0] for op in unstack)]
     results = inner.inline(jaxpr, consts, arguments)
     carry = [
-        Op("sbp.carry", (x, y), (v, t.value(v)), info=info)
+        Op("sbp.carry", (x, y), (v, t.like(v)), info=info)
         for x, y, v in zip(ins[n_consts : n_consts + n_carry], results, body_carry, strict=False)
     ]
     stack = [
@@ -82,7 +82,7 @@ def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     predicate = inner_cond.inline(cond, cond_consts, [*(o.outs[0] for o in cond_enter), *cond_carry])
     results = inner.inline(body, body_consts, [*(o.outs[0] for o in body_enter), *body_carry])
     carry = [
-        Op("sbp.carry", (x, y), (v, t.value(v), c), info=info)
+        Op("sbp.carry", (x, y), (v, t.like(v), c), info=info)
         for x, y, v, c in zip(initial, results, body_carry, cond_carry, strict=True)
     ]
     roles = {

@@ -21,6 +21,8 @@ class Value:
     times: float
     name: str = ""
     literal: Any = None
+    weak: bool = False
+    """Whether its type gives way to another's, as a Python scalar's does."""
 
     @property
     def itemsize(self) -> int:
@@ -46,6 +48,7 @@ class Lit:
     literal: Any
     dtype: Any
     shape: tuple[int, ...] = ()
+    weak: bool = False
 
     def __str__(self) -> str:
         return str(self.literal)
@@ -159,6 +162,8 @@ class Program:
     constants: list[Any]
     nodes: list[Op] = field(default_factory=list)
     donated: list[tuple[int, int]] = field(default_factory=list)
+    hashed: str | None = field(default=None, init=False, repr=False)
+    """Its fingerprint, once it was asked for."""
     _consumers: dict[int, list[tuple[Op, int]]] | None = field(default=None, init=False, repr=False)
     _reads: list[tuple[int, ...]] | None = field(default=None, init=False, repr=False)
 

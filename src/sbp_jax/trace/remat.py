@@ -150,7 +150,7 @@ class _Rewriter:
     def value(self, like: Value, times: float, shape: tuple[int, ...] | None = None) -> Value:
         """A new value that looks like another."""
         self.count += 1
-        return Value(self.count, like.shape if shape is None else shape, like.dtype, times, like.name)
+        return Value(self.count, like.shape if shape is None else shape, like.dtype, times, like.name, weak=like.weak)
 
     def link(self, name: str, x: Value, times: float, cause: Op, shape: tuple[int, ...] | None = None) -> Op:
         """A new boundary op from ``x`` to a value like it."""
