@@ -1,5 +1,6 @@
 """The front door: ``auto_parallel`` and ``plan``. Trace, plan, lower, compile once; then as fast as ``jax.jit``."""
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +14,13 @@ from ._compat import is_tracing
 from .arguments import is_bound, is_there, moved
 from .config import AutoParallelConfig
 from .errors import PlanError
+from .given_plan import check_given
 from .lowered import LoweredStep, OtherShapes, lower_step, lowered_step
 from .placement import Placement, placement
 from .plan import PlanData
 from .planned import Plan
 from .planner import Request, best_of, candidates, make_plan, plan_to_fit
-from .planning import check_given, request_for
+from .planning import request_for
 from .progress import Progress
 from .signature import Signature
 from .trace import recompute
@@ -128,7 +130,16 @@ class ParallelFunction:
                 return request_for(where, self._config, pins, progress)
 
             if self._given is not None:
-                data = check_given(self._given, program, self._name)
+                data = copy.copy(
+                    check_given(
+                        self._given,
+                        program,
+                        self._name,
+                        self._placement,
+                        self._config,
+                        lambda where: request_on(where).pins,
+                    )
+                )
             else:
 
                 def plan_on(where: Placement) -> PlanData:
@@ -136,6 +147,7 @@ class ParallelFunction:
 
                 places = self._places()
                 data = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
+                data.options = self._config.plan_options()
         origin = range(len(program.nodes))
         if data.recomputed is not None:
             program, origin = recompute(program, data.recomputed.turn, data.recomputed.nodes)
@@ -224,14 +236,15 @@ def auto_parallel(
         static_argnums: arguments that are Python values, as for ``jax.jit``.
         in_sbp, out_sbp: pins: signatures, or ``PartitionSpec``s, for the arguments (a tuple, one entry for each; trees
             and prefixes of trees are accepted, None leaves free) and for the results.
-        plan: run this plan, made elsewhere for the same function.
+        plan: run this plan, made elsewhere for the same function. Options beside it that say something else than the
+            plan are errors; those left at their defaults say nothing.
 
     Returns:
         A callable with ``.plan(*args)`` and ``.lower(*args)``.
 
     Raises:
         SbpError: pins that cannot be or contradict each other, placements whose devices do not exist.
-        PlanError: a plan for another function, memory that no plan meets.
+        PlanError: a plan for another function, or that disagrees with other options; memory that no plan meets.
     """
     if fn is None:
         return functools.partial(

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -15,14 +14,15 @@ from .signature import Component, Signature
 from .trace import Program, build, without_collecting
 
 
-def aval(x: Any) -> Any:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
-    if not hasattr(x, "dtype"):
-        return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(np.result_type(x)), weak_type=True)
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(x.dtype))
+def aval(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and weak type of an argument, as ``jax.jit`` sees it; of anything with a shape and a dtype."""
+    try:
+        found = jax.typeof(x)
+    except TypeError:
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            raise
+        return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+    return jax.ShapeDtypeStruct(found.shape, found.dtype, weak_type=found.weak_type)
 
 
 def trace(

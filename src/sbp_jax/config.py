@@ -9,6 +9,9 @@ from .errors import PlanError
 from .plan import Lowering
 from .planner.solvers import lookup
 
+# How long to search, on which hardware, and how to run: a plan does not hold them, or holds what came of them.
+_NOT_OF_THE_PLAN = {"time_limit", "gap", "effort", "cache", "lowering", "compiler_options", "cluster", "memory_limit"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoParallelConfig:
@@ -78,6 +81,11 @@ class AutoParallelConfig:
     remat: Literal["auto"] | None = None
     lowering: Lowering = "manual"
     pipeline: Any = None
+
+    def plan_options(self) -> dict[str, Any]:
+        """What is asked of the plan itself: options with other values than their defaults, by name."""
+        asked = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_OF_THE_PLAN}
+        return {f.name: asked[f.name] for f in fields(self) if f.name in asked and asked[f.name] != f.default}
 
     def __post_init__(self) -> None:
         lookup(self.solver)  # raises for names that are not known

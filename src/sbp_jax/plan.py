@@ -19,7 +19,7 @@ from .placement import Placement, to_partition_spec
 from .signature import Signature
 from .timeline import Timeline
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 Lowering = Literal["manual", "gspmd"]
 
 
@@ -120,9 +120,9 @@ class PlanData:
     ``strategies`` is a table of (operand signatures, result signatures); ``nodes`` indexes it for every node of
     the program in order. ``fingerprint`` identifies the traced program. Bytes are per device and step, seconds
     per step, memory in bytes per device. ``timeline`` is what ``simulate`` needs besides, ``make_insight`` finds what
-    reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML. With ``recomputed``, ``nodes`` are
-    those of the program after ``trace.recompute``. ``lowering`` is what a step of it becomes, as in
-    ``AutoParallelConfig``.
+    reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML, ``options`` what the configuration
+    asked for beyond its defaults. With ``recomputed``, ``nodes`` are those of the program after ``trace.recompute``.
+    ``lowering`` is what a step of it becomes, as in ``AutoParallelConfig``.
     """
 
     function: str
@@ -149,6 +149,7 @@ class PlanData:
     lowering: Lowering = "manual"
     make_insight: Callable[[], Insight] = field(default=Insight, repr=False, compare=False)
     hardware: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
     in_tree: Any = None
     out_tree: Any = None
 
@@ -313,7 +314,7 @@ class PlanData:
 _PLAIN = (
     "function", "fingerprint", "compute_seconds", "boxing_seconds", "memory_per_device", "objective", "bound",
     "cluster", "solver", "planning_seconds", "unruled", "notes", "statistics",
-    "hardware",
+    "hardware", "options",
 )  # fmt: skip
 
 

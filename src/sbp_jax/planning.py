@@ -1,15 +1,12 @@
-"""What a call asks of the planner: its configuration on one placement; or whether a given plan is for its program."""
+"""What a call asks of the planner: its configuration on one placement."""
 
 from collections.abc import Callable
 from typing import Any
 
 from . import cluster as clusters
 from .config import AutoParallelConfig
-from .errors import PlanError
 from .placement import Placement
-from .plan import PlanData
 from .planner import Request
-from .trace import Program, fingerprint
 
 _TIME_LIMIT_SECONDS = 60.0
 _RESERVE = 0.1
@@ -43,14 +40,3 @@ def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progres
 def _memory(hardware: clusters.Cluster) -> float:
     """What a plan may use of a device: the rest is for the runtime, communication buffers and fragmentation."""
     return hardware.device.memory_bytes * (1 - _RESERVE)
-
-
-def check_given(given: PlanData, program: Program, name: str) -> PlanData:
-    """``given``, if it was made for ``program``. Raises ``PlanError`` otherwise."""
-    found = fingerprint(program)
-    if given.fingerprint != found:
-        raise PlanError(
-            f"the plan was made for another function or other shapes: it is for {given.function!r} "
-            f"({given.fingerprint}), {name!r} with these arguments is {found}. Plan again for these arguments"
-        )
-    return given

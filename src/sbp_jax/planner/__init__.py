@@ -3,6 +3,7 @@
 from .make import make_plan as make_plan
 from .meshes import best_of as best_of
 from .meshes import candidates as candidates
+from .pins import Pins as Pins
 from .pins import inner_pins as inner_pins
 from .pins import pin_signature as pin_signature
 from .remat import plan_to_fit as plan_to_fit

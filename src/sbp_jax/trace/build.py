@@ -81,7 +81,11 @@ class Tracer:
 
         def read(v: Any) -> Atom:
             literal: Any = v
-            return Lit(literal.val, literal.aval.dtype, weak=literal.aval.weak_type) if isinstance(v, jex.Literal) else env[v]
+            return (
+                Lit(literal.val, literal.aval.dtype, weak=literal.aval.weak_type)
+                if isinstance(v, jex.Literal)
+                else env[v]
+            )
 
         for eqn in jaxpr.eqns:
             results = self.equation(eqn, [read(v) for v in eqn.invars])

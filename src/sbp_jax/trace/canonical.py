@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from .._compat import opened
+from .._compat import is_tracer, opened
 from ..signature import Signature
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|(?<=[=( ])0x[0-9a-fA-F]{6,}")
@@ -131,6 +131,8 @@ class Canonical:
         return f"{name} {_ADDRESS.sub('', repr(x))}"
 
     def _array(self, x: Any) -> str:
+        if is_tracer(x) or not getattr(x, "is_fully_addressable", True):  # there is nothing to read, or not all of it
+            return self._aval(jax.typeof(x))
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
             return f"{self.dtype(x.dtype)}{self._array(jax.random.key_data(x))}"
         data = np.ascontiguousarray(x)
