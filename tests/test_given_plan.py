@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,10 +77,11 @@ def test_options_that_agree_or_say_nothing_are_taken(tmp_path: Path) -> None:
     sbp.plan(step, X, X, placement=place(8), donate_argnums=0, in_sbp=pins, config=config).save(tmp_path / "p")
     plan = sbp.Plan.load(tmp_path / "p")
     assert plan.options == {"solver": "dp"}
-    for options in (
+    every: list[dict[str, Any]] = [
         {}, {"placement": place(8)}, {"placement": 8}, {"placement": "auto"}, {"in_sbp": pins}, {"config": config},
         {"out_sbp": (None, sbp.broadcast)}, {"config": sbp.AutoParallelConfig(memory_limit=1e9, gap=0.1)},
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for options in every:
         run = sbp.auto_parallel(step, plan=plan, donate_argnums=0, **options)
         np.testing.assert_allclose(run(X, X)[1], step(X, X)[1], rtol=1e-5)
     assert plan.in_tree is None  # what runs it leaves the user's plan as it is

@@ -76,7 +76,9 @@ def of(fn: Any, *args: Any, donate: tuple[int, ...] = (), static: tuple[int, ...
 
 
 def all_of_them() -> dict[str, str]:
-    looped = functools.partial(jax.lax.while_loop, lambda c: c.sum() < 10.0, lambda c: c + 1.0)
+    def looped(x: Any) -> Any:
+        return jax.lax.while_loop(lambda c: c.sum() < 10.0, lambda c: c + 1.0, x)
+
     return {
         "callback": of(called_back),
         "tagged": of(lambda x: tagged(x, tag=Tag("a", "b", "c", "d"), pair=Pair(1, frozenset("xyz")), kind=jnp.int8)),
