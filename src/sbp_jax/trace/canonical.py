@@ -133,7 +133,7 @@ class Canonical:
     def _array(self, x: Any) -> str:
         if is_tracer(x) or not getattr(x, "is_fully_addressable", True):  # there is nothing to read, or not all of it
             return self._aval(jax.typeof(x))
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        if jax.numpy.issubdtype(x.dtype, jax.dtypes.extended):
             return f"{self.dtype(x.dtype)}{self._array(jax.random.key_data(x))}"
         data = np.ascontiguousarray(x)
         digest = hashlib.sha256(data.tobytes() if data.dtype != object else repr(data.tolist()).encode())
