@@ -22,6 +22,7 @@ SUBJECTS = {
     "calibration": "A calibrated cluster",
     "planning_and_calls": "Planning small models; the cost of a call",
     "eager": "Eager operations on global tensors",
+    "gpu": "On a GPU",
     "report": "A plan of 96 layers as HTML",
     "new_user": "A new user's path",
 }

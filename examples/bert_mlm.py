@@ -19,7 +19,7 @@ import optax
 from flax.training.train_state import TrainState
 
 import sbp_jax as sbp
-from shared import Corpus, brief, check, check_equal, devices, mesh_shape
+from shared import Corpus, brief, check, check_equal, check_learned, devices, mesh_shape
 
 MASK = 256  # beyond the 256 bytes
 VOCABULARY = 264  # a few rows more than are used, so that meshes can split it
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         single, loss = alone(single, texts(i))
         compared.append(float(loss))
     check_equal(losses[: len(compared)], compared, "equal to a single device, masks and dropout included")
-    check(float(np.mean(losses[-5:])) < losses[0] - 1.5, "the loss falls")
+    check_learned(losses, by=1.5, last=5)
     return {"plan": plan, "losses": losses, "single": compared, "state": state}
 
 

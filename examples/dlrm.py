@@ -18,7 +18,7 @@ import numpy as np
 
 import sbp_jax as sbp
 import zoo
-from shared import brief, check, check_equal, devices, mesh_shape, mib
+from shared import brief, check, check_equal, check_learned, devices, mesh_shape, mib
 from zoo.dlrm import SIZES
 
 LARGE = 1024  # rows; smaller tables are nobody's trouble
@@ -84,7 +84,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             plan.memory_per_device < whole.memory_per_device,
             f"a device holds {mib(plan.memory_per_device)}, {mib(whole.memory_per_device)} with copies",
         )
-    check(plans["by rows"].signatures()[0][0]["params"]["tables"][0] == rows[0], "rows are where they were pinned")
+    if where.size > 1:
+        lie = plans["by rows"].signatures()[0][0]["params"]["tables"][0]
+        check(lie == rows[0], "rows are where they were pinned")
     ratio = plans["planned"].step_seconds / min(plans[name].step_seconds for name in ("copied", "by rows"))
     check(ratio <= 1 + 1e-3 + plans["planned"].optimality_gap, f"the plan takes {ratio:.2f} of the others' time")
 
@@ -101,7 +103,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     print(f"\nloss {planned[0]:.3f} -> {np.mean(planned[-5:]):.3f} nats a click in {options.steps} steps")
     check_equal(planned[:compared], losses["one device"], "equal to a single device")
     check_equal(losses["by rows"], losses["one device"], "so are tables by rows")
-    check(float(np.mean(planned[-5:])) < 0.9 * planned[0], "the loss falls")
+    check_learned(planned, by=0.1 * planned[0], last=5)
     return {"plans": plans, "losses": losses}
 
 

@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 
 import sbp_jax as sbp
-from shared import Batch, brief, check, check_equal, devices, mesh_shape, mib
+from shared import Batch, brief, check, check_equal, check_learned, devices, mesh_shape, mib
 
 MARGIN, SCALE = 0.35, 32.0  # CosFace (Wang et al., arXiv:1801.09414): cosines less a margin for the right class
 
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     alone, reference = nnx.jit(train_step), create(options, options.identities)
     compared = [float(alone(*reference, faces(i, options))) for i in range(min(options.compare_steps, options.steps))]
     check_equal(losses[: len(compared)], compared, "equal to a single device")
-    check(float(np.mean(losses[-3:])) < 0.7 * losses[0], "the loss falls")
+    check_learned(losses, by=0.3 * losses[0])
     return {"plan": plan, "planned": planned, "largest": largest, "planned_largest": planned_largest,
             "losses": losses, "single": compared}  # fmt: skip
 

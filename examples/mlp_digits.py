@@ -111,7 +111,8 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[sbp.Plan, list[f
 
     print("One product, three ways to split it:")
     made = signatures_by_example()
-    check(made == ["S(0)", "S(1)", "P"], "rows give rows, columns give columns, inner pieces give terms of a sum")
+    if devices(("x",)).size > 1:  # on one device nothing is split
+        check(made == ["S(0)", "S(1)", "P"], "rows give rows, columns give columns, inner pieces give terms of a sum")
 
     results = {}
     for name in STRATEGIES:
@@ -130,10 +131,8 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[sbp.Plan, list[f
     parameters = 4 * (64 * options.hidden + options.hidden + options.hidden * 10 + 10)
     plan = results["data parallel"][0]
     summed = 2 * (1 - 1 / plan.placement.size) * parameters
-    check(
-        summed <= plan.bytes_on_wire <= summed + 100,
-        f"data parallel sums its gradients, {parameters:,} bytes, and sends nothing else but the loss",
-    )
+    words = f"data parallel sums its gradients, {parameters:,} bytes, and sends nothing else but the loss"
+    check(summed <= plan.bytes_on_wire <= summed + 100, words if summed else "one device sends nothing")
     by_hand = min(plan.step_seconds for name, (plan, _, _) in results.items() if name != "the planner's")
     planned = results["the planner's"][0].step_seconds
     check(planned <= by_hand * 1.001, f"no choice by hand is cheaper: {planned * 1e6:.0f} of {by_hand * 1e6:.0f} µs")

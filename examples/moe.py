@@ -19,7 +19,7 @@ import optax
 from flax import nnx
 
 import sbp_jax as sbp
-from shared import Batch, Corpus, brief, check, check_equal, devices, mesh_shape, mib
+from shared import Batch, Corpus, brief, check, check_equal, check_learned, devices, mesh_shape, mib
 from zoo.gpt import GptConfig
 from zoo.gpt_nnx import Attention
 from zoo.moe import MoeConfig, route
@@ -137,8 +137,8 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
 
     print("\nWhat must hold:")
     pinned, planned = plans["pinned"], plans["planned"]
-    check(experts_of(pinned) == ["B, S(0)"], "pinned experts are split along ep, repeated along dp")
     if where.shape[1] > 1:
+        check(experts_of(pinned) == ["B, S(0)"], "pinned experts are split along ep, repeated along dp")
         check(travelling(pinned, config)[0] > 0, "then tokens travel to them: all_to_all")
     check(travelling(pinned, config)[1] == 0, "and no expert does: its matrices are never gathered")
     for name in ("copied", "pinned"):
@@ -155,7 +155,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     check_equal(by_hand, reference, "so are the pinned experts")
     for name in ("planned", "pinned"):
         check(plans[name].verify().ok, f"experts {name}: the compiled program moves what the plan says, no more")
-    check(float(np.mean(losses[-3:])) < losses[0] - 1, "the loss falls")
+    check_learned(losses, by=1.0)
     return {"plans": plans, "experts": {k: experts_of(v) for k, v in plans.items()}, "losses": losses,
             "by_hand": by_hand, "single": reference}  # fmt: skip
 

@@ -67,6 +67,16 @@ def check_equal(losses: Iterable[float], reference: Iterable[float], words: str,
     return off
 
 
+def check_learned(losses: Sequence[float], by: float, last: int = 3, after: int = 15) -> None:
+    """Check that the mean of the ``last`` losses is ``by`` below the first. In fewer than ``after`` steps it need only
+    be below; in fewer than three there is nothing to see."""
+    if len(losses) < 3:
+        print(f"  {len(losses)} steps are too few to see whether the loss falls")
+        return
+    mean = float(np.mean(losses[-last:]))
+    check(mean < losses[0] - (by if len(losses) >= after else 0.0), "the loss falls")
+
+
 def mib(n: float) -> str:
     """Bytes in MiB."""
     return f"{n / 2**20:,.4g} MiB"

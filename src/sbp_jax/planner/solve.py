@@ -13,11 +13,13 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
-import highspy
 import numpy as np
 from scipy import sparse
 
+from ..errors import SbpError
 from .duals import Closing, consistent
 from .problem import IMPOSSIBLE, Problem
 from .reduce import Reduction, reduce
@@ -227,9 +229,9 @@ class _Program:
         highs.setOptionValue("presolve", "off")
         _until(highs, deadline)
         highs.run()
-        if highs.getModelStatus() == highspy.HighsModelStatus.kTimeLimit:
+        if highs.getModelStatus() == _highspy().HighsModelStatus.kTimeLimit:
             return None, self._bound_of_duals(highs, scale)
-        if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        if highs.getModelStatus() != _highspy().HighsModelStatus.kOptimal:
             return dict.fromkeys(self.r.nodes, 0), math.inf
         x = np.asarray(highs.getSolution().col_value)[: self.binaries]
         relaxed = highs.getInfo().objective_function_value / scale
@@ -248,7 +250,7 @@ class _Program:
         possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
         scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
         highs = self._model(scale)
-        kinds = np.full(self.binaries, highspy.HighsVarType.kInteger)
+        kinds = np.full(self.binaries, _highspy().HighsVarType.kInteger)
         highs.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
         highs.changeObjectiveOffset(self.r.constant * scale)  # the gap is a part of all seconds
         highs.setOptionValue("mip_rel_gap", gap)
@@ -262,7 +264,8 @@ class _Program:
             return None
         return self._read(x), highs.getInfo().mip_dual_bound / scale
 
-    def _model(self, scale: float) -> highspy.Highs:
+    def _model(self, scale: float) -> Any:
+        highspy = _highspy()
         n = len(self.cost)
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = n, len(self.right)
@@ -284,9 +287,9 @@ class _Program:
         return highs
 
     def _branch(
-        self, highs: highspy.Highs, start: dict[int, int], scale: float, gap: float, deadline: float
+        self, highs: Any, start: dict[int, int], scale: float, gap: float, deadline: float
     ) -> tuple[dict[int, int], float]:
-        kinds = np.full(self.binaries, highspy.HighsVarType.kInteger)
+        kinds = np.full(self.binaries, _highspy().HighsVarType.kInteger)
         highs.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
         highs.setOptionValue("mip_rel_gap", gap)
         _until(highs, deadline)
@@ -299,11 +302,11 @@ class _Program:
         best = min(found, start, key=lambda c: _value(self.r, c))
         return best, bound
 
-    def _start(self, highs: highspy.Highs, choice: dict[int, int]) -> None:
+    def _start(self, highs: Any, choice: dict[int, int]) -> None:
         columns = np.array([self.offsets[n] + k for n, k in choice.items()], dtype=np.int32)
         highs.setSolution(len(columns), columns, np.ones(len(columns)))
 
-    def _bound_of_duals(self, highs: highspy.Highs, scale: float) -> float:
+    def _bound_of_duals(self, highs: Any, scale: float) -> float:
         """What the row duals at hand prove: with any of them, each column at the better of its bounds is a bound."""
         y = np.asarray(highs.getSolution().row_dual)
         if len(y) != len(self.right):
@@ -328,7 +331,16 @@ class _Program:
         return best
 
 
-def _until(highs: highspy.Highs, deadline: float) -> None:
+def _highspy() -> ModuleType:
+    """HiGHS, imported when a program is solved: what plans for one device, or reads plans, needs none."""
+    try:
+        import highspy
+    except ImportError as error:
+        raise SbpError("planning for several devices needs HiGHS: install highspy") from error
+    return highspy
+
+
+def _until(highs: Any, deadline: float) -> None:
     """Let the next run end at a time; HiGHS counts the seconds of all its runs."""
     if deadline < math.inf:
         highs.setOptionValue("time_limit", highs.getRunTime() + max(0.0, deadline - time.monotonic()))

@@ -65,15 +65,19 @@ class _Span:
 
 
 def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation:
-    """One step of ``plan`` on ``cluster`` (None: the one it was planned for, by its name).
+    """One step of ``plan`` on ``cluster`` (None: the one it was planned for, which the plan holds).
 
     Seconds are the plan's own; the cluster says which collectives run beside compute, on which links. Raises
-    ``PlanError`` where the plan's cluster is not a preset and none is given, or where the plan has no timeline.
+    ``PlanError`` where the plan does not hold its cluster and it is no preset, or where the plan has no timeline.
     """
     if not plan.timeline.runs and plan.compute_seconds:
         raise PlanError(f"the plan of {plan.function} has no timeline: make it again with this version of sbp_jax")
     try:
-        hardware = clusters.get(plan.cluster if cluster is None else cluster)
+        hardware = (
+            clusters.parse(plan.hardware)
+            if cluster is None and plan.hardware
+            else clusters.get(plan.cluster if cluster is None else cluster)
+        )
     except SbpError as error:
         if cluster is not None:
             raise
