@@ -14,7 +14,7 @@ from .report.explain import Explanation, Replanned, explain, find
 from .report.facts import Facts
 from .report.text import render
 from .signature import Signature, SignatureLike, signature_for
-from .simulate import Simulation, simulate, waits, with_faster_links
+from .simulate import Simulation, simulate, with_faster_links
 
 
 @dataclass
@@ -137,5 +137,5 @@ def _facts(plan: Plan) -> Facts | None:
     ]
     return Facts(
         found.step_seconds, found.compute_seconds, found.communication_seconds, found.memory,
-        waits(found, plan.timeline), faster,
+        dict(found.waits), faster,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""print(plan): by layer, the dearest boxings with their lines, memory, what other hardware would change."""
+"""print(plan): by layer, the most expensive boxings with their lines, memory, what other hardware would change."""
 
 import pytest
 

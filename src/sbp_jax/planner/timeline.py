@@ -13,6 +13,7 @@ from .cost import CostModel
 
 # A label names at most so many primitives of a fused chain.
 _NAMES = 4
+_NO_KERNELS = ("sbp.input", "sbp.output", "sbp.result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +115,16 @@ class Positions:
 def kernel_seconds(
     folded: Folded, groups: Sequence[int], chosen: Sequence[Strategy], model: CostModel
 ) -> list[float]:  # fmt: skip
-    """By cell, what one run takes on the hardware, whatever ratio the search weighed it by."""
+    """By cell, what one run takes on the hardware, whatever ratio the search weighed it by.
+
+    Arguments and results compute nothing: what the search adds for them only decides between equal plans.
+    """
     model = replace(model, computation_ratio=None)
     by_group: dict[int, float] = {}
     for cell, group in zip(folded.cells, groups, strict=True):
         if group not in by_group:
-            by_group[group] = model.compute_seconds(cell, chosen[cell.index])
+            is_kernel = cell.ops[0].name not in _NO_KERNELS
+            by_group[group] = model.compute_seconds(cell, chosen[cell.index]) if is_kernel else 0.0
     return [by_group[group] for group in groups]
 
 
@@ -133,7 +138,7 @@ def timeline(
     runs: list[tuple[int, int]] = []
     for cell, group in zip(folded.cells, groups, strict=True):
         op = cell.ops[0]
-        if not seconds[cell.index] or op.name == "sbp.input":
+        if not seconds[cell.index]:
             continue
         line = lines(op.info)
         cost = known.get((group, line))

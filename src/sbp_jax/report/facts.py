@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A simulated step. ``exposed`` are seconds waited before each node; ``memory`` (seconds, bytes held from then
-    on); ``faster`` (words, step's seconds) for the same plan on better links; ``busy`` seconds by level of links."""
+    """A simulated step. ``exposed`` are seconds waited for a boxing, by its id; ``memory`` (seconds, bytes held from
+    then on); ``faster`` (words, step's seconds) for the same plan on better links; ``busy`` seconds by level of
+    links."""
 
     step_seconds: float
     compute_seconds: float

@@ -233,8 +233,8 @@ def _moves(plan: PlanData) -> str:
             f'aria-label="filter boxings">{table("", _BOXING, map(_boxing_row, shown), "boxings")}</details>'
         )
     return (
-        '<h2>Where data moves</h2><p class="sub">A step on each device, the dearest first. The lines: where the value '
-        f"is made, and where it is needed in another signature.</p>{top}{more}"
+        '<h2>Where data moves</h2><p class="sub">A step on each device, most expensive first. The lines: where the '
+        f"value is made, and where it is needed in another signature.</p>{top}{more}"
     )
 
 

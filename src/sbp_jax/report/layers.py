@@ -30,7 +30,8 @@ class Row:
     """Layers of one look together. Seconds, bytes and counts are a step's, on one device, of all of them.
 
     ``parameters`` are those of one of them, ``kept_bytes`` what all hold in parameters and optimizer state,
-    ``peak_bytes`` what all hold at the peak. ``compute`` and ``boxing`` seconds are by phase.
+    ``peak_bytes`` what all hold at the peak. ``compute`` and ``boxing`` seconds are by phase. ``exposed_seconds`` are
+    waited for ``boxings``, those of values that these layers make.
     """
 
     name: str
@@ -79,7 +80,7 @@ def runs_of(plan: PlanData) -> Callable[[int], float]:
 
 
 def rows(plan: PlanData, exposed: Mapping[int, float] | None = None) -> list[Row]:
-    """The layers in the order in which they first run. ``exposed``: seconds that each node waits for boxings."""
+    """The layers in the order in which they first run. ``exposed``: by boxing, the seconds that are waited for it."""
     insight = plan.insight
     if not insight.spots:
         return []
@@ -132,9 +133,7 @@ def _account(plan: PlanData, of: Mapping[str, Row], exposed: Mapping[int, float]
         row.boxing[phase] += boxing.seconds * boxing.times
         row.boxing_bytes += boxing.bytes * boxing.times
         row.boxings.append(boxing)
-    for node, seconds in exposed.items():
-        if node < len(node_spots):
-            places[node_spots[node]][0].exposed_seconds += seconds
+        row.exposed_seconds += exposed.get(boxing.id, 0.0)
     for leaf, kind, layer in zip(plan.inputs, insight.argument_kinds, insight.argument_layers, strict=True):
         if kind in ("parameters", "optimizer state"):
             of[layer].kept_bytes += local_bytes(leaf.shape, leaf.dtype, leaf.signature, plan.placement)

@@ -30,8 +30,9 @@ def simulated(facts: Facts) -> str:
     """The simulated step in a sentence."""
     busy = ", ".join(f"{level} links busy {human_seconds(s)}" for level, s in sorted(facts.busy.items()))
     waiting = f"{human_seconds(facts.exposed_seconds)} ({percent(facts.exposed_seconds, facts.step_seconds)})"
-    return f"{human_seconds(facts.step_seconds)} simulated with overlap: {waiting} wait for data" + (
-        f"; {busy}" if busy else ""
+    return (
+        f"{human_seconds(facts.step_seconds)} simulated with overlap: {human_seconds(facts.compute_seconds)} compute, "
+        f"{waiting} waits for data{f'; {busy}' if busy else ''}"
     )
 
 
@@ -71,7 +72,7 @@ def lines_of(b: Boxing) -> str:
 
 
 def grouped(plan: PlanData, boxings: Iterable[Boxing] | None = None) -> list[Group]:
-    """The boxings that send something, like ones together, the dearest first."""
+    """The boxings that send something, alike ones together, the most expensive first."""
     insight = plan.insight
     layers = {}
     if insight.crossings:
@@ -92,6 +93,12 @@ def grouped(plan: PlanData, boxings: Iterable[Boxing] | None = None) -> list[Gro
         group.bytes += b.bytes * b.times
         group.seconds += b.seconds * b.times
     return sorted(groups.values(), key=lambda g: -g.seconds)
+
+
+def local_copies(boxings: Iterable[Boxing]) -> tuple[float, float]:
+    """(times, seconds) a step of the boxings that send nothing: slices and copies on the device itself."""
+    local = [b for b in boxings if b.collective == "none"]
+    return sum(b.times for b in local), sum(b.seconds * b.times for b in local)
 
 
 @dataclass(frozen=True, slots=True)

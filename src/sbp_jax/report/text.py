@@ -10,7 +10,7 @@ from rich.table import Table
 from ..plan import Leaf, PlanData
 from .facts import Facts
 from .layers import Row, rows
-from .summary import argument_groups, at_peak, changes, grouped, lowering, peak_text, proof, simulated
+from .summary import argument_groups, at_peak, changes, grouped, local_copies, lowering, peak_text, proof, simulated
 from .units import brief, brief_bytes, percent, shape_text
 from .units import human_bytes as human_bytes
 from .units import human_seconds as human_seconds
@@ -115,14 +115,15 @@ def _layers(layers: list[Row], has_facts: bool) -> Table:
             brief_bytes(r.kept_bytes), brief_bytes(r.peak_bytes),
         )  # fmt: skip
     rest = [r for r in layers if id(r) not in chosen]
-    if rest:
-        made.add_row(
-            f"... {len(rest)} smaller ones", "", "", human_seconds(sum(r.compute_seconds for r in rest)),
-            human_seconds(sum(r.boxing_seconds for r in rest)),
-            *([human_seconds(sum(r.exposed_seconds for r in rest))] if has_facts else []),
-            brief_bytes(sum(r.boxing_bytes for r in rest)), brief_bytes(sum(r.kept_bytes for r in rest)),
-            brief_bytes(sum(r.peak_bytes for r in rest)),
-        )  # fmt: skip
+    for words, some in ((f"... {len(rest)} smaller ones", rest), ("all", layers)):
+        if some:
+            made.add_row(
+                words, "", "", human_seconds(sum(r.compute_seconds for r in some)),
+                human_seconds(sum(r.boxing_seconds for r in some)),
+                *([human_seconds(sum(r.exposed_seconds for r in some))] if has_facts else []),
+                brief_bytes(sum(r.boxing_bytes for r in some)), brief_bytes(sum(r.kept_bytes for r in some)),
+                brief_bytes(sum(r.peak_bytes for r in some)),
+            )  # fmt: skip
     return made
 
 
@@ -144,7 +145,7 @@ def _arguments(leaves: Iterable[Leaf]) -> Table:
 
 def _moves(plan: PlanData) -> Table:
     made = table(
-        "Where data moves, the dearest first", ("boxing", "left"), ("collective", "left"), ("over", "left"),
+        "Where data moves, most expensive first", ("boxing", "left"), ("collective", "left"), ("over", "left"),
         ("value", "left"), ("in", "left"), ("times", "right"), ("sent", "right"), ("time", "right"), ("line", "left"),
     )  # fmt: skip
     groups = grouped(plan)
@@ -160,7 +161,14 @@ def _moves(plan: PlanData) -> Table:
             f"... {len(rest)} smaller groups", "", "", "", "", f"{sum(g.times for g in rest):.0f}",
             brief_bytes(sum(g.bytes for g in rest)), human_seconds(sum(g.seconds for g in rest)), "",
         )  # fmt: skip
-    if not groups:
+    copies, seconds = local_copies(plan.boxing_list)
+    if copies:
+        made.add_row("copies on a device", "", "", "", "", f"{copies:.0f}", "0 B", human_seconds(seconds), "")
+    if plan.boxing_list:
+        times = sum(b.times for b in plan.boxing_list)
+        total = brief_bytes(plan.bytes_on_wire), human_seconds(plan.boxing_seconds)
+        made.add_row("all", "", "", "", "", f"{times:.0f}", *total, "")
+    else:
         made.add_row("nothing moves between devices", *[""] * 8)
     return made
 

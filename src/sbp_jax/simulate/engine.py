@@ -37,6 +37,12 @@ class _Span:
     flops: float = 0.0
     events: list[Event] = field(default_factory=list)
     memory: list[tuple[float, float]] = field(default_factory=list)
+    waits: dict[int, float] = field(default_factory=dict)
+
+    def wait(self, boxing: int, seconds: float) -> None:
+        """The compute stream waits for a boxing. Whatever stops it comes through here, so that a step is compute and
+        waits, and nothing else."""
+        self.waits[boxing] = self.waits.get(boxing, 0.0) + seconds
 
     def add(self, event: Event) -> None:
         """An event, and the time its track is busy."""
@@ -49,6 +55,8 @@ class _Span:
         for track, seconds in body.busy.items():
             self.busy[track] = self.busy.get(track, 0.0) + trips * seconds
         self.flops += trips * body.flops
+        for boxing, waited in body.waits.items():
+            self.wait(boxing, trips * waited)
         drawn = min(trips, DRAWN)
         for k in range(int(drawn)):
             offset = at + k * body.seconds
@@ -90,7 +98,7 @@ def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation
     levels = {level: seconds for level, seconds in whole.busy.items() if level != COMPUTE}
     return Simulation(
         plan.function, plan.placement.size, hardware, whole.seconds, whole.busy.get(COMPUTE, 0.0), levels, whole.flops,
-        plan.memory_per_device, tuple(whole.memory), tuple(whole.events),
+        plan.memory_per_device, tuple(whole.memory), tuple(whole.events), tuple(sorted(whole.waits.items())),
     )  # fmt: skip
 
 
@@ -136,6 +144,7 @@ class _Pass:
         self.runner, self.index = runner, index
         self.span, self.clock = _Span(), 0.0
         self.free: dict[str, float] = {}
+        self.holder: dict[str, int] = {}  # the transfer that a level of links is busy with until then
         self.transfers = runner.transfers.get(index, [])
         self.done: dict[int, float] = {}
 
@@ -149,7 +158,7 @@ class _Pass:
             needed.setdefault(t.needed_at, []).append(k)
         for at in sorted({*runs, *memory, *loops, *made, *needed}):
             for k in needed.get(at, ()):
-                self.clock = max(self.clock, self.done.get(k, 0.0))
+                self._wait_until(self.done.get(k, 0.0), k)
             if at in memory:
                 self.span.memory.append((self.clock, memory[at]))
             if at in loops:
@@ -158,8 +167,17 @@ class _Pass:
                 self._compute(cost, at)
             for k in made.get(at, ()):
                 self._issue(k)
-        self.span.seconds = max([self.clock, *self.done.values()])
+        for k, done in self.done.items():
+            self._wait_until(done, k)
+        self.span.seconds = self.clock
         return self.span
+
+    def _wait_until(self, time: float, k: int) -> None:
+        """The compute stream stands still until ``time``, for transfer ``k``."""
+        if time > self.clock:
+            for boxing, share in self.transfers[k].boxings:
+                self.span.wait(boxing, share * (time - self.clock))
+            self.clock = time
 
     def _compute(self, cost: int, node: int) -> None:
         c = self.runner.timeline.costs[cost]
@@ -175,7 +193,8 @@ class _Pass:
     def _loop(self, index: int, loop: Loop) -> None:
         body = self.runner.scope(index)
         for level in body.busy:
-            self.clock = max(self.clock, self.free.get(level, 0.0))
+            if level in self.holder:
+                self._wait_until(self.free[level], self.holder[level])
         self.span.repeat(body, loop.trips, self.clock, loop.label)
         self.clock += loop.trips * body.seconds
         for level in body.busy:
@@ -187,13 +206,17 @@ class _Pass:
         for stage in transfer.stages:
             start = max(ready, self.free.get(stage.level, 0.0) if stage.level else self.clock)
             if not stage.is_async:  # the compute stream waits for what came before, and then for this
-                start = self.clock = max(start, self.clock)
-                self.clock += stage.seconds
+                start = max(start, self.clock)
+                self._wait_until(start, k)
+                if stage.level:
+                    self._wait_until(start + stage.seconds, k)
+                else:
+                    self.clock += stage.seconds
             ready = start + stage.seconds
             if stage.level:
-                self.free[stage.level] = ready
+                self.free[stage.level], self.holder[stage.level] = ready, k
             track = stage.level or COMPUTE
             self.span.add(Event(transfer.name, track, start, stage.seconds, transfer.detail, bytes=stage.bytes))
         self.done[k] = ready
         if transfer.needed_at <= transfer.made_at:
-            self.clock = max(self.clock, ready)
+            self._wait_until(ready, k)

@@ -33,8 +33,9 @@ class Simulation:
     """One step on one device (all do the same). Seconds and bytes are of one step; ``print`` gives a short table.
 
     ``compute_seconds`` is what the compute stream is busy; ``communication_seconds`` what each level's stream is;
-    ``flops`` are those executed, recomputation included. ``memory`` is (seconds, bytes held from then on). Loops are
-    drawn with their first iterations, the rest as one event.
+    ``flops`` are those executed, recomputation included. ``memory`` is (seconds, bytes held from then on). ``waits``
+    are (id of a boxing, seconds that the compute stream waits for it); with ``compute_seconds`` they sum to the step.
+    Loops are drawn with their first iterations, the rest as one event.
     """
 
     function: str
@@ -47,6 +48,7 @@ class Simulation:
     peak_memory_bytes: float
     memory: tuple[tuple[float, float], ...]
     events: tuple[Event, ...]
+    waits: tuple[tuple[int, float], ...] = ()
 
     @property
     def exposed_communication_seconds(self) -> float:

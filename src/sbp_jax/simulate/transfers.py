@@ -31,15 +31,18 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Stages in sequence: from after node ``made_at`` to before ``needed_at``; ``after`` is the transfer it reads."""
+    """Stages in sequence: from after node ``made_at`` to before ``needed_at``; ``after`` is the transfer it reads.
+
+    ``boxings`` are the ids of the plan's boxings in it, with their shares of its seconds.
+    """
 
     name: str
     detail: str
     made_at: int
     needed_at: int
     stages: tuple[Stage, ...]
+    boxings: tuple[tuple[int, float], ...]
     after: int = -1
-    parts: int = 1
 
 
 def transfers(plan: PlanData, cluster: Cluster) -> dict[int, list[Transfer]]:
@@ -59,8 +62,8 @@ def _of_loop(boxings: Sequence[Boxing], plan: PlanData, cluster: Cluster) -> lis
     open_: dict[object, tuple[int, list[Boxing], float]] = {}
     for b in ordered:
         source = made.get((b.value_id, b.src))
-        alone = source is not None or (b.value_id, b.dst) in read or len(b.moves) != 1
-        if not alone and b.moves[0].kind in _COMBINED:
+        is_alone = source is not None or (b.value_id, b.dst) in read or len(b.moves) != 1
+        if not is_alone and b.moves[0].kind in _COMBINED:
             key = (b.moves[0].kind, b.moves[0].axes, b.dtype)
             size = _payload(b.moves[0], plan)
             at, group, total = open_.get(key, (-1, [], 0.0))
@@ -75,7 +78,9 @@ def _of_loop(boxings: Sequence[Boxing], plan: PlanData, cluster: Cluster) -> lis
         after = where[source.id] if source is not None else -1
         stages = tuple(_stage(m, plan, cluster) for m in b.moves)
         detail = f"({b.src}) -> ({b.dst}) of {b.dtype}{list(b.shape)}; {b.source} for {b.user}"
-        result.append(Transfer(f"{b.collective} {b.value}", detail, b.made_at, b.needed_at, stages, after))
+        result.append(
+            Transfer(f"{b.collective} {b.value}", detail, b.made_at, b.needed_at, stages, ((b.id, 1.0),), after)
+        )
     return result
 
 
@@ -116,5 +121,5 @@ def _combined(group: Sequence[Boxing], plan: PlanData, cluster: Cluster) -> Tran
     detail = "combined: " + ", ".join(dict.fromkeys(b.value for b in group))
     return Transfer(
         f"{move.kind} of {len(group)} values", detail, max(b.made_at for b in group), min(b.needed_at for b in group),
-        (stage,), parts=len(group),
+        (stage,), tuple((b.id, b.seconds / apart if apart else 1 / len(group)) for b in group),
     )  # fmt: skip

@@ -1,36 +1,12 @@
-"""Where a simulated step waits for its links, and what it would take with faster ones."""
+"""What a simulated step would take with faster links."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ..cluster import Cluster, Level
 from ..plan import Boxing, Move, PlanData
-from ..timeline import Timeline
-from .engine import DRAWN, simulate
-from .result import COMPUTE, Simulation
-
-
-def waits(simulation: Simulation, timeline: Timeline) -> dict[int, float]:
-    """By node, the seconds a step that the compute stream waits before it; at -1 those at the end.
-
-    Of a loop the first iterations are drawn, and stand for all.
-    """
-    stands_for = [1.0] * len(timeline.loops)
-    for k, loop in enumerate(timeline.loops):
-        stands_for[k] = max(1.0, loop.trips / max(1, min(loop.trips, DRAWN)))
-    found: dict[int, float] = {}
-    end = 0.0
-    for event in sorted((e for e in simulation.events if e.track == COMPUTE), key=lambda e: e.start_seconds):
-        gap = event.start_seconds - end
-        end = max(end, event.start_seconds + event.seconds)
-        if gap > 1e-12 and event.count <= 1:
-            inside = [x for x, loop in zip(stands_for, timeline.loops, strict=True)
-                      if loop.first <= event.node <= loop.last]  # fmt: skip
-            found[event.node] = found.get(event.node, 0.0) + gap * math.prod(inside)
-    if simulation.step_seconds > end:
-        found[-1] = found.get(-1, 0.0) + simulation.step_seconds - end
-    return found
+from .engine import simulate
+from .result import Simulation
 
 
 def with_faster_links(plan: PlanData, cluster: Cluster, speed: Mapping[str, float]) -> Simulation:
