@@ -18,6 +18,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "rules"))
 from rule_cases import CASES, is_key, whole_values
 from sbp_jax.rules import Factors, lookup, names
 from sbp_jax.rules.check import check
+from sbp_jax.rules.once import REASON as ONCE
 from sbp_jax.rules.opaque import REASONS
 from sbp_jax.rules.user import REGISTERED
 from sbp_jax.trace import Op
@@ -109,7 +110,11 @@ def text(counts: dict[str, int]) -> str:
         f"- {reason}: {', '.join(f'`{n}`' for n in sorted(REASONS) if REASONS[n] == reason)}"
         for reason in dict.fromkeys(REASONS.values())
     )
-    return f"{HEAD}{chr(10).join(rows)}\n\n## Whole on every device, and why\n\n{reasons}\n"
+    once = ", ".join(f"`{n}`" for n in names() if lookup(n).reason == ONCE)  # pyright: ignore
+    return (
+        f"{HEAD}{chr(10).join(rows)}\n\n## Whole on every device, and why\n\n{reasons}\n\n"
+        f"## Run by one device\n\n- {ONCE}: {once} (`sbp.once`: an `ffi_call` with an effect)\n"
+    )
 
 
 def notation(factors: Factors) -> str:

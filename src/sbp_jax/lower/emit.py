@@ -171,6 +171,7 @@ class Emitter:
                 p.axis_names, p.shape, tuple(map(_code, ins)), tuple(map(_code, outs)),
                 tuple(x.shape for x in arguments),
                 tuple(stored_shape(v.shape, s, p.shape) for v, s in zip(op.outs, outs, strict=True)),
+                p.flat_ranks,
             )  # fmt: skip
             y = rule.local(op, local, *arguments)
             return y if isinstance(y, list | tuple) else [y]

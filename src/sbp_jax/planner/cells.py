@@ -190,7 +190,7 @@ class Folder:
 
     def place(self, op: Op, f: Factors) -> None:
         """Add an op to the unary group of the value it depends on, if there is exactly one."""
-        if op.primitive is None or op.name == "sbp.pin" or not op.outs or any(v.shape == () for v in op.outs):
+        if op.primitive is None or op.name == "sbp.pin" or not op.outs or any(v.shape == () for v in op.outs) or f.once:
             return
         real = [(k, x) for k, x in enumerate(op.ins) if not constant_like(x, self.free, self.kinds)]
         if not real:

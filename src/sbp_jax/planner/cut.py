@@ -168,7 +168,11 @@ class Ladder:
                     self._held(v, self.sizes(v) * times)
 
     def _op(self, op: Op, times: float) -> None:
-        """An op runs again, or its results are held."""
+        """An op runs again, or its results are held; what runs once does not run again."""
+        if "once" in op.params:
+            for v in op.outs:
+                self._held(v, self.sizes(v) * times)
+            return
         node = self.of_op[op.index] = self.net.node()
         self.net.edge(0, node, seconds=self.seconds.get(op.index, 0.0))
         for x in op.reads:

@@ -62,7 +62,8 @@ def useful_linear(op: Op, factors: Factors, kinds: dict[int, set[ReduceOp]]) -> 
             asked = {"sum"}
     partial = {k: found for k, x in enumerate(op.ins) if isinstance(x, Value) and (found := kinds.get(x.id))}
     if not partial and not asked:
-        return (False,) * len(factors.linear)
+        return tuple([not item.operands for item in factors.linear])  # what takes no terms makes them
     return tuple([
-        item.takes in asked or any(item.takes in partial.get(i, ()) for i in item.operands) for item in factors.linear
+        not item.operands or item.takes in asked or any(item.takes in partial.get(i, ()) for i in item.operands)
+        for item in factors.linear
     ])  # fmt: skip

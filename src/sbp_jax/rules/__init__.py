@@ -1,6 +1,6 @@
 """One factor map for each primitive, one file for each family; the registry."""
 
-from . import attention, contraction, indexing, linalg, opaque, pointwise, reduction, shape, structure
+from . import attention, contraction, indexing, linalg, once, opaque, pointwise, reduction, shape, structure
 from .base import Factors as Factors
 from .base import Linear as Linear
 from .base import Local as Local

@@ -73,7 +73,8 @@ class Factors:
 
     ``sizes`` gives every factor's length; a ``blocked`` factor cannot be split; ``reduced`` lists the summed
     (max, min) factors; ``addends`` are operands that are added once to a reduced result, so they turn
-    partial with it (the accumulator of ``scatter_add``). ``flops`` counts the whole op.
+    partial with it (the accumulator of ``scatter_add``). ``flops`` counts the whole op. ``once``: only one device may
+    run it, so along no axis is everything whole (``once.py``).
     """
 
     ins: tuple[Dims, ...]
@@ -84,6 +85,7 @@ class Factors:
     linear: tuple[Linear, ...] = ()
     addends: frozenset[int] = frozenset()
     flops: float = 0.0
+    once: bool = False
 
 
 @dataclass(slots=True)
@@ -139,8 +141,8 @@ class Local:
     """Where a device's piece lies, for ops whose parameters or values depend on it.
 
     ``in_codes`` and ``out_codes`` are signatures as tuples of ints by mesh axis (``dim`` of a split, negative
-    otherwise); ``out_shapes`` are the local shapes of the results. Valid inside a ``shard_map`` that is
-    manual on all axes.
+    otherwise); ``out_shapes`` are the local shapes of the results, ``ranks`` the devices, row by row. Valid inside a
+    ``shard_map`` that is manual on all axes.
     """
 
     axis_names: tuple[str, ...]
@@ -149,6 +151,7 @@ class Local:
     out_codes: tuple[tuple[int, ...], ...]
     in_shapes: tuple[tuple[int, ...], ...]
     out_shapes: tuple[tuple[int, ...], ...]
+    ranks: tuple[int, ...] = ()
 
     def index(self, axis: int) -> Any:
         """This device's position on mesh axis number ``axis``."""

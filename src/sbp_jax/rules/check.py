@@ -188,7 +188,7 @@ def _run(
         xs = [jnp.asarray(x[place]) for x in stacked]
         if rule is not None and rule.local is not None:
             shapes = tuple(local_shape(v.shape, c) for v, c in zip(op.outs, way.outs, strict=True))
-            local = _At(names, sizes, way.ins, way.outs, tuple(x.shape for x in xs), shapes, place)
+            local = _At(names, sizes, way.ins, way.outs, tuple(x.shape for x in xs), shapes, position=place)
             y = rule.local(op, local, *xs)
             results = list(y) if isinstance(y, list | tuple) else [y]
         else:

@@ -1,17 +1,10 @@
 """Primitives that stay whole, and why. Every device computes all of them; a user's rule may take their place."""
 
-import functools
-import operator
-from typing import Any
-
-from jax import lax
-
-from .base import Local, OpLike, register, whole
+from .base import register, whole
 
 _KEYS = "keys are a few words: splitting them saves nothing, and the bits made of them are split (trace/expand.py)"
 _POSITION = "the numbers drawn depend on an element's position in the whole"
 _BODY = "its body is code this library does not read: register_rule on the function says how it splits"
-_CALLBACK = "Python code on the host sees whole arrays: register_rule on a function around it says how it splits"
 _COLLECTIVE = "lives inside shard_map, whose body is not opened"
 _REFERENCE = "a mutable reference is one buffer, written in order"
 _SPARSE = "entries of a sparse format lie where their indices say, not where a split would cut"
@@ -23,12 +16,12 @@ _KERNEL = "lives inside a Pallas kernel, which is not opened"
 REASONS: dict[str, str] = {
     **dict.fromkeys(("random_seed", "random_split", "random_fold_in", "random_wrap", "random_unwrap", "random_clone",
                      "iota_2x32_shape", "to_edtype", "from_edtype"), _KEYS),
-    **dict.fromkeys(("random_bits", "rng_bit_generator", "rng_uniform", "random_gamma", "philox2x32", "philox4x32",
+    **dict.fromkeys(("random_bits", "rng_bit_generator", "random_gamma", "philox2x32", "philox4x32",
                      "threefry4x32"), _POSITION),
     **dict.fromkeys(("shard_map", "pallas_call", "ffi_call", "custom_call", "cudnn_fusion", "custom_partitioning",
                      "call_exported", "core_map", "mpmd_map", "run_state", "jaxpr_call",
                      "call_hi_primitive", "call_hi_primitive_linearized"), _BODY),
-    **dict.fromkeys(("pure_callback", "io_callback", "inspect_sharding"), _CALLBACK),
+    "inspect_sharding": "it asks for a layout, and the plan has it: plan.signatures()",
     **dict.fromkeys(("psum", "pmax", "pmin", "ppermute", "pbroadcast", "all_gather", "all_to_all", "axis_index",
                      "ragged_all_to_all", "reduce_scatter", "psum_invariant", "all_gather_invariant",
                      "all_gather_reduced", "unreduced_psum", "unreduced_reduce_scatter", "preduced", "psend", "precv",
@@ -62,17 +55,3 @@ REASONS: dict[str, str] = {
 
 for _name, _reason in REASONS.items():
     register(_name, reason=_reason)(whole)
-
-
-def _first_only(op: OpLike, local: Local, *args: Any) -> Any:
-    """What is only said, once: by the first device."""
-    here = [lax.axis_index(name) == 0 for name in local.axis_names]
-
-    def say() -> tuple[()]:
-        op.primitive.bind(*args, **op.params)
-        return ()
-
-    return lax.cond(functools.reduce(operator.and_, here), say, lambda: ())
-
-
-register("debug_callback", "debug_print", reason=_CALLBACK, local=_first_only)(whole)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from .._compat import opened
-from . import calls, constraint, control, expand
+from . import calls, constraint, control, effects, expand
 from .graph import Atom, Graph, Lit, Op, Program, Structured, Value
 from .source import is_users_function
 
@@ -50,10 +50,10 @@ class Tracer:
 
     def emit(
         self, name: str, ins: Sequence[Atom], avals: Sequence[Any], params: Any = None, primitive: Any = None,
-        info: Any = None,
+        info: Any = None, has_effect: bool = False,
     ) -> tuple[Value, ...]:  # fmt: skip
-        """Add an op unless the same one is there already; its results."""
-        key = _key(name, ins, params)
+        """Add an op unless the same one is there already; its results. An op with an effect is never shared."""
+        key = None if has_effect else _key(name, ins, params)
         try:
             known = self._seen.get(key)
         except TypeError:  # parameters that cannot be compared
@@ -62,7 +62,9 @@ class Tracer:
             return known
         outs = tuple(self.value(a) for a in avals)
         label = constraint.called(params) if name == "sbp.pin" else ""
-        self.ops.append(Op(name, tuple(ins), outs, params or {}, primitive, self._cause or info, label))
+        self.ops.append(
+            Op(name, tuple(ins), outs, params or {}, primitive, self._cause or info, label, has_effect=has_effect)
+        )
         if key is not None:
             self._seen[key] = outs
         return outs
@@ -126,6 +128,8 @@ class Tracer:
         expanded = expansion(eqn, ins) if expansion is not None else None
         if expanded is not None:
             return self.expand(eqn, *opened(expanded), ins)
+        if effects.concerns(eqn):
+            return effects.emit(self, eqn, ins)
         return self.emit(name, ins, [v.aval for v in eqn.outvars], params, eqn.primitive, eqn.source_info)
 
     def expand(self, eqn: Any, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Atom]) -> list[Atom]:

@@ -48,5 +48,12 @@ HANDLERS: dict[str, Callable[..., Sequence[Atom]]] = {
         "the whole function becomes one. Write the code of one device as a function of its pieces, and say how it "
         "splits: @sbp.register_rule('b k, k n -> b n')",
     ),
+    "check": _refuse(
+        "a check of jax.experimental.checkify that is not functionalized",
+        "hand over the checked function: sbp.auto_parallel(checkify.checkify(f))",
+    ),
+    **dict.fromkeys(
+        ("infeed", "outfeed"), _refuse("infeed or outfeed", "use jax.experimental.io_callback, which runs once")
+    ),
     **dict.fromkeys(("new_ref", "empty_ref", "get", "swap", "addupdate", "freeze", "free_ref"), _reference),
 }

@@ -68,7 +68,11 @@ def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
 
 
 def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
-    """``lax.while_loop``: the condition is whole on every device, so that all stop together."""
+    """``lax.while_loop``: the condition is whole on every device, so that all stop together.
+
+    A condition with effects is computed before the loop and at the end of its body, and carried: so does JAX where the
+    effects are ordered, and the collectives that send its result are then the plan's.
+    """
     p, info = eqn.params, eqn.source_info
     (cond, cond_consts), (body, body_consts) = opened(p["cond_jaxpr"]), opened(p["body_jaxpr"])
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
@@ -79,8 +83,17 @@ def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     body_enter = [_enter(inner, x, v, info) for x, v in zip(ins[n_cond:], body.invars[:n_body], strict=False)]
     cond_carry = [inner_cond.value(v.aval) for v in cond.invars[n_cond:]]
     body_carry = [inner.value(v.aval) for v in body.invars[n_body:]]
-    predicate = inner_cond.inline(cond, cond_consts, [*(o.outs[0] for o in cond_enter), *cond_carry])
     results = inner.inline(body, body_consts, [*(o.outs[0] for o in body_enter), *body_carry])
+    if cond.effects:
+        again = [_enter(inner, x, v, info) for x, v in zip(ins, cond.invars[:n_cond], strict=False)]
+        initial = [*t.inline(cond, cond_consts, [*ins[:n_cond], *initial]), *initial]
+        results = [*inner.inline(cond, cond_consts, [*(o.outs[0] for o in again), *results]), *results]
+        body_enter, cond_enter = [*body_enter, *again], []
+        cond_carry = [inner_cond.value(cond.outvars[0].aval), *cond_carry]
+        body_carry = [inner.value(cond.outvars[0].aval), *body_carry]
+        predicate: list[Atom] = [cond_carry[0]]
+    else:
+        predicate = inner_cond.inline(cond, cond_consts, [*(o.outs[0] for o in cond_enter), *cond_carry])
     carry = [
         Op("sbp.carry", (x, y), (v, t.like(v), c), info=info)
         for x, y, v, c in zip(initial, results, body_carry, cond_carry, strict=True)
@@ -95,7 +108,7 @@ def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     body_graph = inner.finish([*(o.outs[0] for o in body_enter), *body_carry], results)
     params = {"trip_count": trips}
     t.ops.append(Structured("while", params, (cond_graph, body_graph), roles, info))
-    return [op.outs[1] for op in carry]
+    return [op.outs[1] for op in (carry[1:] if cond.effects else carry)]
 
 
 def _trip_count(cond: Any, body: Any, n_cond: int, n_body: int, initial: Sequence[Atom]) -> float | None:

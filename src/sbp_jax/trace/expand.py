@@ -81,16 +81,13 @@ def reshape(eqn: Any, ins: Sequence[Atom]) -> Any:
 
 EXPANSIONS = {"random_bits": random_bits, "reshape": reshape}
 
-_EFFECTS = ("callback", "debug", "print", "infeed", "outfeed", "custom_call", "ffi")
-
-
 def remove_dead(graph: Graph) -> None:
     """Drop ops whose results nobody reads, in place; bodies too. Ops with side effects stay."""
     live = {x.id for x in graph.outputs if isinstance(x, Value)}
     kept: list[Op | Structured] = []
     for op in reversed(graph.ops):
         if isinstance(op, Op):
-            if any(v.id in live for v in op.outs) or not op.outs or any(e in op.name for e in _EFFECTS):
+            if any(v.id in live for v in op.outs) or not op.outs or op.has_effect:
                 kept.append(op)
                 live.update(x.id for x in op.ins if isinstance(x, Value))
         elif _trim(op, live):
@@ -136,7 +133,4 @@ def _body_results(op: Structured, index: int, body: Graph) -> list[Atom]:
 
 
 def _has_effect(graph: Graph) -> bool:
-    return any(
-        any(e in op.name for e in _EFFECTS) if isinstance(op, Op) else any(map(_has_effect, op.bodies))
-        for op in graph.ops
-    )
+    return any(op.has_effect if isinstance(op, Op) else any(map(_has_effect, op.bodies)) for op in graph.ops)

@@ -59,7 +59,10 @@ Atom = Value | Lit
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """One node. ``primitive`` is what to bind, None for boundary ops; ``info`` is JAX's source information."""
+    """One node. ``primitive`` is what to bind, None for boundary ops; ``info`` is JAX's source information.
+
+    ``has_effect``: it does something besides its results, so it runs even if nobody reads them.
+    """
 
     name: str
     ins: tuple[Atom, ...]
@@ -69,6 +72,7 @@ class Op:
     info: Any = None
     label: str = ""
     index: int = -1
+    has_effect: bool = False
 
     @property
     def reads(self) -> list[Value]:

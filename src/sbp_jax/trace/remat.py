@@ -166,7 +166,7 @@ class _Rewriter:
     def op(self, op: Op, renamed: Renamed) -> Op:
         """The op with renamed operands."""
         ins = tuple(renamed.get(x.id, x) if isinstance(x, Value) else x for x in op.ins)
-        new = Op(op.name, ins, op.outs, op.params, op.primitive, op.info, op.label)
+        new = Op(op.name, ins, op.outs, op.params, op.primitive, op.info, op.label, has_effect=op.has_effect)
         self.origin[new] = op.index
         return new
 
