@@ -110,10 +110,10 @@ def text(counts: dict[str, int]) -> str:
         f"- {reason}: {', '.join(f'`{n}`' for n in sorted(REASONS) if REASONS[n] == reason)}"
         for reason in dict.fromkeys(REASONS.values())
     )
-    once = ", ".join(f"`{n}`" for n in names() if lookup(n).reason == ONCE)  # pyright: ignore
+    once = ", ".join(f"`{n}`" for n in names() if lookup(n).reason == ONCE and "sbp." not in n)  # pyright: ignore
     return (
         f"{HEAD}{chr(10).join(rows)}\n\n## Whole on every device, and why\n\n{reasons}\n\n"
-        f"## Run by one device\n\n- {ONCE}: {once} (`sbp.once`: an `ffi_call` with an effect)\n"
+        f"## Run by one device\n\n- {ONCE}: {once}, an `ffi_call` with an effect\n"
     )
 
 

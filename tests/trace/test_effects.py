@@ -22,6 +22,7 @@ MESHES = {
 }
 X = jnp.arange(16.0).reshape(8, 2)
 LIKE = jax.ShapeDtypeStruct(X.shape, X.dtype)
+LIKE_SQUARE = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
@@ -160,12 +161,15 @@ def run(step: Callable[..., Any], *args: Any) -> Any:
     return result
 
 
-@pytest.mark.parametrize("mesh", ["2x4", "8"])
+@pytest.mark.parametrize(("mesh", "lowering"), [("2x4", "manual"), ("8", "manual"), ("2x4", "gspmd")])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-def test_effects_are_those_of_one_device(program: Callable[..., Any], mesh: str) -> None:
+def test_effects_are_those_of_one_device(program: Callable[..., Any], mesh: str, lowering: Any) -> None:
     alone, together = Host(), Host()
     truth = run(jax.jit(lambda x: program(alone, x)), X)
-    step = sbp.auto_parallel(lambda x: program(together, x), placement=MESHES[mesh], in_sbp="S(0)" + ", B" * (mesh == "2x4"))
+    step = sbp.auto_parallel(
+        lambda x: program(together, x), placement=MESHES[mesh], in_sbp="S(0)" + ", B" * (mesh == "2x4"),
+        config=sbp.AutoParallelConfig(lowering=lowering),
+    )  # fmt: skip
     found = run(step, X)
     names = {n for n, _ in alone.seen}
     assert names == {n for n, _ in together.seen}
@@ -174,7 +178,23 @@ def test_effects_are_those_of_one_device(program: Callable[..., Any], mesh: str)
         assert order(together.of(name)) == order(alone.of(name))
     for a, b in zip(jax.tree.leaves(truth), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-6)
-    assert step.plan(X).verify().ok
+    assert step.plan(X).verify().ok or lowering == "gspmd"
+
+
+def test_an_effect_of_foreign_code_runs_once() -> None:
+    jnp.linalg.cholesky(jnp.eye(4))  # registers LAPACK's functions
+
+    def step(x: jax.Array) -> Any:
+        shapes = LIKE_SQUARE, jax.ShapeDtypeStruct((), jnp.int32)
+        y, info = jax.ffi.ffi_call("lapack_spotrf_ffi", shapes, has_side_effect=True, input_layouts=[(0, 1)],
+                                   output_layouts=[(0, 1), ()])(x, uplo=np.uint8(ord("L")))  # fmt: skip
+        return jnp.tril(y), info
+
+    made = sbp.auto_parallel(step, placement=MESHES["2x4"])
+    square = jnp.eye(4) * 4 + 1
+    np.testing.assert_array_equal(made(square)[0], jax.jit(step)(square)[0])
+    plan = made.plan(square)
+    assert plan.verify().exact and [b.value for b in plan.boxings()] == ["sbp.once", "sbp.once"]
 
 
 @pytest.mark.parametrize("mesh", ["1", "1x4"])
@@ -258,7 +278,12 @@ def test_random_numbers_of_a_key_are_those_of_one_device(impl: str) -> None:
             return k, row + jax.random.uniform(sub, row.shape)
 
         _, looped = lax.scan(body, key, x)
-        return jax.random.normal(key, x.shape) + rows, jax.random.gamma(key, 2.0, (8,)), looped, jax.random.bits(key, (8,))
+        return (
+            jax.random.normal(key, x.shape) + rows,
+            jax.random.gamma(key, 2.0, (8,)),
+            looped,
+            jax.random.bits(key, (8,)),
+        )
 
     step = sbp.auto_parallel(draw, placement=MESHES["2x4"], in_sbp=(None, "S(0), B"))
     for a, b in zip(jax.jit(draw)(jnp.int32(7), X), step(jnp.int32(7), X), strict=True):

@@ -60,7 +60,7 @@ class _GlobalEmitter(Emitter):
     def compute(self, scope: Scope, op: Op, ins: Sequence[Signature], outs: Sequence[Signature]) -> Sequence[Any]:
         """Run one op: on whole arrays; on pieces where a value is partial or the op a kernel of the user's."""
         arguments = [self.read(scope, x, s) for x, s in zip(op.ins, ins, strict=True)]
-        if any(s.has_partial for s in (*ins, *outs)) or is_opaque_kernel(op.name):
+        if any(s.has_partial for s in (*ins, *outs)) or op.runs_once or is_opaque_kernel(op.name):
             ranks = [len(v.shape) for v in op.outs]
             return self.island(lambda xs: self.on_pieces(op, ins, outs, xs), arguments, ins, outs, ranks)
         if op.primitive is None:  # a constant

@@ -169,7 +169,7 @@ class Ladder:
 
     def _op(self, op: Op, times: float) -> None:
         """An op runs again, or its results are held; what runs once does not run again."""
-        if "once" in op.params:
+        if op.runs_once:
             for v in op.outs:
                 self._held(v, self.sizes(v) * times)
             return

@@ -37,7 +37,14 @@ class Fusion:
 
 def is_pointwise(op: Op, factors: Factors) -> bool:
     """Every result dim is one factor (or size 1) and operands repeat them in place; nothing is mixed."""
-    if op.primitive is None or op.name == "sbp.pin" or not op.outs or factors.blocked or factors.reduced or factors.once:
+    if (
+        op.primitive is None
+        or op.name == "sbp.pin"
+        or not op.outs
+        or factors.blocked
+        or factors.reduced
+        or factors.once
+    ):
         return False
     dims = factors.outs[0]
     if any(len(d) > 1 for d in dims) or any(out != dims for out in factors.outs[1:]):

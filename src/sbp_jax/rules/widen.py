@@ -59,9 +59,7 @@ def strategies(
     ragged = _alone(factors) if uneven else frozenset()
     nothing = [] if factors.once else [None]
     per_axis: list[list[object]] = [
-        [None]
-        if n == 1
-        else [*nothing, *(f for f in free if _can_cut(factors.sizes[f], n, f in ragged)), *passes]
+        [None] if n == 1 else [*nothing, *(f for f in free if _can_cut(factors.sizes[f], n, f in ragged)), *passes]
         for n in axis_sizes
     ]
     found: dict[tuple[tuple[Code, ...], tuple[Code, ...]], Strategy] = {}

@@ -81,6 +81,7 @@ def reshape(eqn: Any, ins: Sequence[Atom]) -> Any:
 
 EXPANSIONS = {"random_bits": random_bits, "reshape": reshape}
 
+
 def remove_dead(graph: Graph) -> None:
     """Drop ops whose results nobody reads, in place; bodies too. Ops with side effects stay."""
     live = {x.id for x in graph.outputs if isinstance(x, Value)}

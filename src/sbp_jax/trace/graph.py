@@ -80,6 +80,11 @@ class Op:
         return [x for x in self.ins if isinstance(x, Value)]
 
     @property
+    def runs_once(self) -> bool:
+        """Whether one device runs it for all (``rules/once.py``)."""
+        return "once" in self.params
+
+    @property
     def span(self) -> tuple[int, int]:
         """The first and last index of its nodes: its own."""
         return self.index, self.index
