@@ -1,4 +1,4 @@
-"""Effects, host callbacks and randomness of a device's own: once a logical execution, in ``jax.jit``'s order, for all."""
+"""Effects, host callbacks and randomness of a device's own: once, in ``jax.jit``'s order, for all devices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import checkify, io_callback
+from jax.extend.core import Primitive
 from jax.sharding import SingleDeviceSharding
 
 import sbp_jax as sbp
@@ -391,3 +392,22 @@ def test_prints_come_once(capfd: pytest.CaptureFixture[str]) -> None:
 
     run(sbp.auto_parallel(step, placement=MESHES["2x4"], in_sbp="S(0), B"), X)
     assert capfd.readouterr().out.splitlines() == ["first 120.0", "then [0. 1.]"]
+
+
+# The base class of effects, which JAX does not name in public.
+Effect: Any = type(next(iter(jax.make_jaxpr(lambda: jax.debug.print(""))().effects))).__base__
+
+
+class StrangeEffect(Effect):
+    """One that this library has not heard of."""
+
+
+def strange() -> Primitive:
+    p = Primitive("strange")
+    p.def_effectful_abstract_eval(lambda x: (x, {StrangeEffect()}))
+    return p
+
+
+def test_unknown_effects_are_refused_by_name() -> None:
+    with pytest.raises(sbp.SbpError, match=r"test_effects.py:\d+ .*: strange has an effect \(StrangeEffect\)"):
+        sbp.plan(lambda x: strange().bind(x), X, placement=MESHES["8"])
