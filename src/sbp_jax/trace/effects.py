@@ -41,7 +41,7 @@ def emit(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     if unknown:
         raise SbpError(
             f"{user_line(info) or 'an unknown line'}: {name} has an effect ({', '.join(sorted(unknown))}) that cannot "
-            "be part of a planned function, where every device runs the same code. Do it outside of the function, or on "
+            "be part of a planned function, where every device runs the same code. Do it outside of it, or on "
             "the host with jax.experimental.io_callback, which runs once"
         )
     if name in REGISTERED or (kinds and kinds <= _HARMLESS):  # how a user's primitive splits is the user's to say
