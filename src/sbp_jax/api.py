@@ -126,7 +126,9 @@ class ParallelFunction:
             def request_on(where: Placement) -> Request:
                 pins = {}
                 if not self._config.ignore_user_sbp:
-                    pins = capture.pins(traced, where, self._in_sbp, self._out_sbp, in_tree, out_shape)
+                    pins = capture.pins(
+                        traced, where, self._in_sbp, self._out_sbp, in_tree, out_shape, self._config.pad
+                    )
                 return request_for(where, self._config, pins, progress)
 
             if self._given is not None:

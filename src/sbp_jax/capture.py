@@ -84,8 +84,13 @@ def _replacements(dynamic: Any, results: Any, donated: Sequence[int]) -> list[tu
     return pairs
 
 
-def pins(program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree: Any, out_shape: Any) -> Any:
-    """All pins of a program by node: of arguments, of results, and those written inside."""
+def pins(
+    program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree: Any, out_shape: Any, uneven: bool = False
+) -> Any:
+    """All pins of a program by node: of arguments, of results, and those written inside.
+
+    ``uneven``: whether those inside may ask for padded pieces.
+    """
     pins: dict[int, tuple[Signature, str]] = {}
     n = in_tree.num_leaves
     arguments = jax.tree.unflatten(in_tree, range(n))[0]
@@ -98,7 +103,7 @@ def pins(program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree:
             op = ops[k]
             name = f"{words} of {op.label or 'the result'}"
             pins[op.index] = (pin_signature((op.outs or op.ins)[0].shape, signature, where, name), name)
-    return pins | inner_pins(program, where)
+    return pins | inner_pins(program, where, uneven)
 
 
 def _is_signature(x: Any) -> bool:

@@ -55,6 +55,10 @@ class AutoParallelConfig:
         cluster: a preset's name, a ``Cluster``, or a path to its TOML; None: detected.
         narrow_partial: allow a partial sum to be converted to a narrower float before it is reduced (float32 gradients
             reduced as bfloat16, say): fewer bytes, but every term is rounded, so results change.
+        pad: let the planner split dimensions that do not divide (a batch of 30 over 8 devices, a vocabulary of 50,257):
+            devices hold pieces padded to the longest one, and what lies in the padding reaches no result. Only inside
+            the function: arguments and results are arrays of their own shapes, split evenly or whole (a ``jax.Array``
+            has no uneven pieces). False: where dimensions do not divide, the plan's notes say what padding would give.
         remat: "auto": where memory is short, the planner also chooses what of the forward part to make again in the
             backward part. None: what the function itself says (``jax.checkpoint``).
         lowering: what the plan becomes. "manual": one ``shard_map`` with every collective written out; XLA decides
@@ -77,6 +81,7 @@ class AutoParallelConfig:
     zero_stage: int | None = None
     cluster: str | Path | Cluster | None = None
     narrow_partial: bool = False
+    pad: bool = False
     grad_accumulation: int = 1
     remat: Literal["auto"] | None = None
     lowering: Lowering = "manual"
@@ -102,6 +107,11 @@ class AutoParallelConfig:
             raise PlanError(
                 f"lowering is 'manual' (explicit collectives) or 'gspmd' (sharding constraints for XLA's partitioner); "
                 f"got {self.lowering!r}"
+            )
+        if self.pad and self.lowering == "gspmd":
+            raise PlanError(
+                "pad=True makes pieces of different lengths, which sharding constraints cannot say: use "
+                'lowering="manual" with it, or pad the arrays yourself'
             )
         for name in ("time_limit", "wait_time", "computation_cost_ratio", "gap"):
             value = getattr(self, name)

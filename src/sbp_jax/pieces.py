@@ -76,6 +76,19 @@ def stored_shape(shape: Sequence[int], signature: Signature, axis_sizes: Sequenc
     return tuple(found)
 
 
+def stored_share(shape: tuple[int, ...], code: Sequence[int], axis_sizes: Sequence[int]) -> float:
+    """The part of a tensor's elements that one device stores. ``code`` by axis: the dim it splits, else negative."""
+    cuts: dict[int, int] = {}
+    for n, dim in zip(axis_sizes, code, strict=True):
+        if dim >= 0:
+            cuts[dim] = cuts.get(dim, 1) * n
+    share = 1.0
+    for dim, parts in cuts.items():
+        n = shape[dim]
+        share *= -(-n // parts) / n if n % parts else 1 / parts
+    return share
+
+
 def piece_shape(
     shape: Sequence[int], signature: Signature, axis_sizes: Sequence[int], position: Sequence[int]
 ) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progres
         time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
         thorough=config.time_limit is not None,
         narrow_partial=config.narrow_partial,
+        uneven=config.pad,
         remat=config.remat == "auto",
         zero_stage=config.zero_stage,
         prefer_less_memory=config.prefer_less_memory,

@@ -33,3 +33,31 @@ def test_seconds_are_those_of_the_routes(shape: tuple[int, ...], mesh: tuple[int
     for itemsize in (2, 4):
         expected = cost_matrix(chosen, shape, itemsize, mesh, hardware)[0]
         np.testing.assert_array_equal(seconds_matrix(chosen, shape, itemsize, mesh, hardware), expected)
+
+
+@pytest.mark.parametrize("name", ["h100", "a100-80", "cpu"])
+@pytest.mark.parametrize(
+    ("shape", "mesh"),
+    [
+        ((30, 12), (8,)), ((50257, 16), (2, 4)), ((9, 12, 10), (2, 4)), ((7, 30), (3, 6)), ((13, 17), (2, 2, 2)),
+        ((5, 7), (1, 4)), ((3, 8), (2, 2)), ((0, 30), (2, 4)),
+    ],
+)  # fmt: skip
+def test_seconds_of_padded_pieces_are_those_of_the_routes(
+    shape: tuple[int, ...], mesh: tuple[int, ...], name: str
+) -> None:
+    hardware = cluster.resolve(name, "cpu", True)
+    codes = itertools.product(range(-3, len(shape)), repeat=len(mesh))
+
+    def fills(code: tuple[int, ...]) -> bool:
+        cuts = [int(np.prod([n for n, c in zip(mesh, code, strict=True) if c == d])) for d in range(len(shape))]
+        return all(n >= k or n == 0 for n, k in zip(shape, cuts, strict=True))
+
+    states = [signature_of(c) for c in codes if fills(c)]
+    random = np.random.default_rng(0)
+    chosen = [states[k] for k in random.permutation(len(states))[:20]]
+    for itemsize in (2, 4):
+        expected = cost_matrix(chosen, shape, itemsize, mesh, hardware)[0]
+        assert np.isfinite(expected).any()
+        found = seconds_matrix(chosen, shape, itemsize, mesh, hardware)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)

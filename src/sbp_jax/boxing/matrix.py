@@ -18,7 +18,7 @@ from scipy.sparse import csgraph
 
 from ..cluster import Cluster
 from ..signature import Component, Partial, Signature, Split, broadcast, partial_sum
-from .table import Step, moves
+from .table import Step, move_cost, moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,12 @@ class _Graph:
     price: np.ndarray
     first: np.ndarray
     prices: dict[object, int]
+    kinds: tuple[tuple[str, tuple[int, ...]], ...]
+    """Of the moves, by ``kind``: the collective and its axes."""
+    kind: np.ndarray
+    gathered: np.ndarray
+    """The dim that a move gathers, and the one that it cuts; -1 where there is none."""
+    cut: np.ndarray
 
 
 @functools.lru_cache(maxsize=256)
@@ -53,15 +59,27 @@ def _graph(ndim: int, mesh: tuple[int, ...], extra: tuple[Partial, ...], cluster
                 cuts[k, c.dim] *= n
     shape = (math.prod(mesh),) * ndim  # divides whatever the signature
     prices: dict[object, int] = {}
+    kinds: dict[tuple[str, tuple[int, ...]], int] = {}
     edges = sorted(
-        (k, at[step.dst], prices.setdefault(_price(step, mesh), len(prices)))
+        (
+            k, at[step.dst], prices.setdefault(_price(step, mesh), len(prices)),
+            kinds.setdefault((step.kind, step.axes), len(kinds)), _dim(step, step.src), _dim(step, step.dst),
+        )
         for k, s in enumerate(signatures)
         for step in moves(s, shape, 1, mesh, cluster, extra)
-    )
-    src, dst, price = np.array(edges, np.int64).reshape(-1, 3).T
+    )  # fmt: skip
+    src, dst, price, kind, gathered, cut = np.array(edges, np.int64).reshape(-1, 6).T
     starts = np.ones(len(edges), bool)
     starts[1:] = (src[1:] != src[:-1]) | (dst[1:] != dst[:-1])
-    return _Graph(signatures, at, cuts, src, dst, price, np.flatnonzero(starts), prices)
+    return _Graph(
+        signatures, at, cuts, src, dst, price, np.flatnonzero(starts), prices, tuple(kinds), kind, gathered, cut
+    )
+
+
+def _dim(step: Step, side: Signature) -> int:
+    """The dim that the axes of a move split on one side of it; -1 where they do not, or only change places."""
+    component = side[step.axes[0]]
+    return component.dim if isinstance(component, Split) and step.kind != "permute" else -1
 
 
 def _price(step: Step, mesh: tuple[int, ...]) -> object:
@@ -102,11 +120,64 @@ def _all_pairs(
         if np.isinf(price[graph.price[k]]):
             for step in moves(graph.signatures[graph.src[k]], shape, itemsize, mesh, cluster, extra):
                 price[graph.prices[_price(step, mesh)]] = step.seconds
-    cost = np.minimum.reduceat(np.where(valid, price[graph.price], np.inf), graph.first) if len(valid) else price[:0]
+    return _remember(key, _shortest(graph, np.where(valid, price[graph.price], np.inf)))
+
+
+def padded_seconds_matrix(
+    states: Sequence[Signature], shape: tuple[int, ...], itemsize: int, mesh: tuple[int, ...], cluster: Cluster,
+    extra: tuple[Partial, ...],
+) -> np.ndarray:  # fmt: skip
+    """Seconds between every two of ``states`` where pieces may be padded; none of them may be empty."""
+    graph = _graph(len(shape), mesh, extra, cluster)
+    key = ("padded", shape, itemsize, mesh, cluster, extra)
+    found = _KNOWN.get(key)
+    if found is None:
+        found = _remember(key, _shortest(graph, _padded(graph, shape, itemsize, mesh, cluster)))
+    where = [graph.at[s] for s in states]
+    return found[np.ix_(where, where)]
+
+
+def _padded(
+    graph: _Graph, shape: tuple[int, ...], itemsize: int, mesh: tuple[int, ...], cluster: Cluster
+) -> np.ndarray:
+    """Seconds of every move, ``inf`` where it cannot be: ``table._group_elements`` for all of them."""
+    n = np.array(shape, np.int64).reshape(1, -1)
+    stored = -(-n // graph.cuts)
+    possible = ((n // graph.cuts >= 1) | (n == 0)).all(axis=1)
+    even = n % graph.cuts == 0
+    parts = np.array([math.prod(mesh[a] for a in axes) for _, axes in graph.kinds], np.int64)[graph.kind]
+    elements = stored[graph.src].prod(axis=1).astype(float)
+    valid = possible[graph.src] & possible[graph.dst]
+    joint = np.array([len(axes) > 1 and kind != "permute" for kind, axes in graph.kinds])[graph.kind]
+    for dims, other in ((graph.gathered, None), (graph.cut, graph.dst)):
+        edges = np.flatnonzero(dims >= 0)
+        d, before = dims[edges], stored[graph.src[edges], dims[edges]]
+        # What is gathered comes in as many pieces as are stored; what is cut goes out in as many.
+        after = before if other is None else stored[other[edges], d]
+        elements[edges] *= parts[edges] * after / np.maximum(before, 1)
+        lines_up = even[graph.src[edges], d] & even[graph.dst[edges], d]
+        valid[edges] &= lines_up | ~joint[edges]
+    seconds = np.full(len(elements), np.inf)
+    for k, (kind, axes) in enumerate(graph.kinds):
+        edges = np.flatnonzero((graph.kind == k) & valid)
+        for gathers in (False, True):
+            some = edges[(graph.gathered[edges] >= 0) == gathers]
+            sizes, where = np.unique(np.rint(elements[some]), return_inverse=True)
+            costs = [move_cost(kind, axes, size * itemsize, gathers, mesh, cluster)[1] for size in sizes.tolist()]
+            seconds[some] = np.array(costs)[where.ravel()] if costs else 0.0
+    return seconds
+
+
+def _shortest(graph: _Graph, seconds: np.ndarray) -> np.ndarray:
+    """The seconds of the cheapest ways, given those of every move."""
+    cost = np.minimum.reduceat(seconds, graph.first) if len(seconds) else seconds
     there = np.isfinite(cost)
-    src, dst, n = graph.src[graph.first][there], graph.dst[graph.first][there], len(even)
-    matrix = sparse.csr_matrix((cost[there], (src, dst)), shape=(n, n))
+    src, dst, n = graph.src[graph.first][there], graph.dst[graph.first][there], len(graph.signatures)
+    return csgraph.dijkstra(sparse.csr_matrix((cost[there], (src, dst)), shape=(n, n)))
+
+
+def _remember(key: object, found: np.ndarray) -> np.ndarray:
     if len(_KNOWN) >= _MOST_KNOWN:
         _KNOWN.clear()
-    _KNOWN[key] = csgraph.dijkstra(matrix)
-    return _KNOWN[key]
+    _KNOWN[key] = found
+    return found

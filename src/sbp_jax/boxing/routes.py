@@ -209,9 +209,15 @@ def seconds_matrix(
     """Seconds between every two of ``states``: those of ``cost_matrix``, sooner; ``inf`` where there is no way."""
     mesh, shape = tuple(mesh), tuple(shape)
     plain = [_plain(s, mesh) for s in states]
-    if all(is_even(shape, s, mesh) for s in plain):
+    even = [is_even(shape, s, mesh) for s in plain]
+    if all(even):
         return matrix.seconds_matrix(plain, shape, itemsize, mesh, cluster, _extra(*plain))
-    return cost_matrix(states, shape, itemsize, mesh, cluster)[0]
+    found = matrix.padded_seconds_matrix(plain, shape, itemsize, mesh, cluster, _extra(*plain))
+    if any(even):  # what needs no padding goes no way that does
+        some = np.flatnonzero(even)
+        alike = [plain[k] for k in some]
+        found[np.ix_(some, some)] = matrix.seconds_matrix(alike, shape, itemsize, mesh, cluster, _extra(*plain))
+    return found
 
 
 def cost_matrix(
@@ -226,10 +232,14 @@ def cost_matrix(
     plain = [_plain(s, mesh) for s in states]
     seconds, sent = np.full((n, n), np.inf), np.full((n, n), np.inf)
     extra = _extra(*plain)
-    uneven = not all(is_even(shape, s, mesh) for s in plain)
+    even = [is_even(shape, s, mesh) for s in plain]
     for i, a in enumerate(plain):
-        found = paths(a, shape, itemsize, mesh, cluster, extra, uneven)
+        ways = {
+            uneven: paths(a, shape, itemsize, mesh, cluster, extra, uneven)
+            for uneven in {not (even[i] and other) for other in even}
+        }
         for j, b in enumerate(plain):
+            found = ways[not (even[i] and even[j])]
             if b in found:
                 seconds[i, j], sent[i, j] = found[b][:2]
     return seconds, sent

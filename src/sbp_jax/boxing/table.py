@@ -115,9 +115,8 @@ def moves(
         if step is not None:
             yield step
     for group, dst in _permuted(signature, mesh):
-        sent = float(math.prod(stored) * itemsize)
-        seconds = cluster.collective_seconds("permute", sent, mesh, group)
-        yield Step("permute", group, signature, dst, sent, seconds + _STEP_SECONDS)
+        sent, seconds = move_cost("permute", group, float(math.prod(stored) * itemsize), False, mesh, cluster)
+        yield Step("permute", group, signature, dst, sent, seconds)
 
 
 def _joint(group: tuple[int, ...], signature: Signature, ndim: int) -> Iterator[tuple[str, tuple[int, ...], Signature]]:
@@ -159,20 +158,30 @@ def _step(
     ops = {c.op for s in (src, dst) for i in axes if isinstance(c := s[i], Partial)}
     if not _is_ordered(src, axes, gathered | cut) or not _is_commuting(src, axes, ops):
         return None
-    p = math.prod(mesh[i] for i in axes)
     elements = _group_elements(shape, stored, src, dst, mesh, axes, gathered, cut, uneven)
     if elements is None:
         return None
-    group_bytes = elements * itemsize
+    sent, seconds = move_cost(kind, axes, elements * itemsize, bool(gathered), mesh, cluster)
+    return Step(kind, axes, src, dst, sent, seconds)
+
+
+def move_cost(
+    kind: str, axes: tuple[int, ...], group_bytes: float, gathers: bool, mesh: Sequence[int], cluster: Cluster
+) -> tuple[float, float]:
+    """Bytes each device sends, and seconds, of a move of a tensor of ``group_bytes`` as its group sees it.
+
+    ``gathers``: whether the source is split along the axes.
+    """
     if kind in LOCAL:
         # XLA fuses a slice, or a value masked to zero, into what reads it; only a piece put into zeros is a copy.
-        copied = cluster.copy_seconds(group_bytes) if gathered else 0.0
-        return Step(kind, axes, src, dst, 0.0, copied + _STEP_SECONDS)
+        return 0.0, (cluster.copy_seconds(group_bytes) if gathers else 0.0) + _STEP_SECONDS
+    if kind == "permute":  # a device's own piece
+        return group_bytes, cluster.collective_seconds(kind, group_bytes, mesh, axes) + _STEP_SECONDS
+    p = math.prod(mesh[i] for i in axes)
     share = (p - 1) / p
-    exchanges = kind == "all_to_all" and bool(gathered)  # each brings a piece, not a term of the whole
+    exchanges = kind == "all_to_all" and gathers  # each brings a piece, not a term of the whole
     sent = group_bytes * {"all_reduce": 2 * share, "all_to_all": share / p if exchanges else share}.get(kind, share)
-    seconds = cluster.collective_seconds(kind, sent, mesh, axes)
-    return Step(kind, axes, src, dst, sent, seconds + _STEP_SECONDS)
+    return sent, cluster.collective_seconds(kind, sent, mesh, axes) + _STEP_SECONDS
 
 
 def _group_elements(

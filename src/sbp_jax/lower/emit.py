@@ -53,8 +53,6 @@ class Emitter:
         self.decision = [plan.strategies[k] if k >= 0 else None for k in plan.nodes]
         self.boxings = {(b.value_id, b.dst): b for b in plan.boxing_list}
         self.producer = {v.id: op for op in program.nodes for v in op.outs}
-        leaves, sizes = (*plan.inputs, *plan.outputs), plan.placement.shape
-        self.uneven = not all(is_even(x.shape, x.signature, sizes) for x in leaves)
 
     def run(self, *arguments: Any) -> list[Any]:
         scope: Scope = {}
@@ -164,7 +162,7 @@ class Emitter:
     ) -> Sequence[Any]:
         """Run one op on local pieces."""
         rule, p = lookup(op.name), self.placement
-        if self.uneven and rule is not None:
+        if rule is not None:
             arguments = mask_reduced(op, rule.factors(op), ins, arguments, p)
         if rule is not None and rule.local is not None:
             local = Local(

@@ -16,6 +16,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import boxing
+from ..errors import PlanError
+from ..pieces import is_even
 from ..placement import to_partition_spec
 from ..plan import Boxing, PlanData
 from ..rules import is_opaque_kernel
@@ -33,6 +35,14 @@ def global_function(program: Program, plan: PlanData) -> Callable[..., list[Any]
 class _GlobalEmitter(Emitter):
     def __init__(self, program: Program, plan: PlanData) -> None:
         super().__init__(program, plan)
+        for op in program.nodes:
+            sides = self.decision[op.index] or ((), ())
+            for v, s in zip((*op.ins, *op.outs), (*sides[0], *sides[1]), strict=False):
+                if not is_even(v.shape, s, self.placement.shape):
+                    raise PlanError(
+                        f"{plan.function} was planned with pad=True: {v} is ({s}) there, in pieces of different "
+                        'lengths, which sharding constraints cannot say. Use lowering="manual", or plan without pad'
+                    )
         self.mesh = plan.placement.mesh
 
     def define(self, scope: Scope, value: Value, signature: Signature, x: Any) -> None:

@@ -24,6 +24,8 @@ def mask_reduced(
     """The op's local operands, with the padding along reduced factors neutral."""
     reduced = dict(factors.reduced)
     masked = list(arguments)
+    if not reduced:
+        return masked
     for k, (x, signature) in enumerate(zip(op.ins, ins, strict=True)):
         if is_even(x.shape, signature, where.shape):
             continue

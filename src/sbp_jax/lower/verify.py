@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ..boxing import itemsize_of
 from ..errors import PlanMismatch
+from ..pieces import is_even
 from ..plan import Boxing, Move, PlanData
 from .hlo import Collective, collectives, mesh_axes
 
@@ -103,6 +104,8 @@ def _pieces(b: Boxing, move: Move, sizes: Sequence[int], axes: Sequence[int]) ->
     """Elements one device brings to a move, from the bytes that it sends in it."""
     p = math.prod(sizes[a] for a in axes)
     whole = math.prod(b.shape)
+    if not all(is_even(b.shape, s, sizes) for s in (b.src, b.dst, *(m.dst for m in b.moves))):
+        whole *= 2 ** len(b.shape)  # sent padded: no dim is as long again as it was
     itemsize = _itemsize(b)
     brought = move.bytes / {
         "all_reduce": 2 * (p - 1) / p,

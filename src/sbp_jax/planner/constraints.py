@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import SignatureError
+from ..pieces import stored_shape
 from ..placement import Placement
 from ..rules.widen import PARTIAL, B, Code, signature_of
 from ..signature import local_shape
@@ -25,12 +26,12 @@ class Among:
         return self.text
 
 
-def among(asked: Constraint, shape: Sequence[int], placement: Placement) -> Among | None:
+def among(asked: Constraint, shape: Sequence[int], placement: Placement, uneven: bool = False) -> Among | None:
     """What a constraint leaves of the signatures of a value of ``shape``; None where that is all of them.
 
     A dimension that it names is split by exactly those mesh axes, one that it does not name by none; a free one by
     any that are left. Raises ``SignatureError`` for another mesh than the placement's, and for a split that does not
-    divide.
+    divide (``uneven``: for one with an empty piece).
     """
     if not asked.mesh:
         _check_device(asked, placement)
@@ -55,7 +56,7 @@ def among(asked: Constraint, shape: Sequence[int], placement: Placement) -> Amon
     # On an axis of one device every component means the same; plans say B there.
     axes = [frozenset((B,)) if n == 1 else found for n, found in zip(placement.shape, axes, strict=True)]
     least = signature_of(tuple(next(iter(found)) if len(found) == 1 else B for found in axes))
-    local_shape(shape, least, placement.shape)
+    (stored_shape if uneven else local_shape)(shape, least, placement.shape)
     return Among(tuple(axes), str(asked))
 
 

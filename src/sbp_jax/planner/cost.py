@@ -14,6 +14,7 @@ import numpy as np
 
 from ..boxing import cost_matrix, seconds_matrix
 from ..cluster import Cluster
+from ..pieces import stored_share
 from ..rules.widen import B, Code, Strategy, signature_of
 from ..trace import Op, Value
 from .cells import Cell
@@ -33,11 +34,15 @@ _PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
 
 @dataclass(frozen=True)
 class CostModel:
-    """Costs on one mesh of one cluster. ``computation_ratio`` scales compute seconds (None: 1)."""
+    """Costs on one mesh of one cluster. ``computation_ratio`` scales compute seconds (None: 1).
+
+    ``uneven``: whether pieces may be padded.
+    """
 
     cluster: Cluster
     axis_sizes: tuple[int, ...]
     computation_ratio: float | None = None
+    uneven: bool = False
 
     @property
     def _is_hardware(self) -> bool:
@@ -50,12 +55,23 @@ class CostModel:
         return self.cluster.device.units > 0
 
     def local_bytes(self, value: Value, code: Code) -> float:
-        """Bytes of one device's piece."""
+        """Bytes of one device's piece, as it is stored: padded to the longest."""
+        if self.uneven:
+            return value.size_bytes * self.share(value.shape, code)
+        return value.size_bytes / self._pieces(code)
+
+    def share(self, shape: tuple[int, ...], code: Code) -> float:
+        """The part of a value's bytes that one device stores."""
+        if self.uneven:
+            return stored_share(shape, code, self.axis_sizes)
+        return 1 / self._pieces(code)
+
+    def _pieces(self, code: Code) -> int:
         pieces = 1
         for n, c in zip(self.axis_sizes, code, strict=True):
             if c >= 0:
                 pieces *= n
-        return value.size_bytes / pieces
+        return pieces
 
     def compute_seconds(self, cell: Cell, strategy: Strategy) -> float:
         """One run of a cell on one device."""

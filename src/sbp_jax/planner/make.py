@@ -52,7 +52,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     request.progress("finding repeated layers")
     cells = folded.cells
     groups = classes(cells, folded.free) if request.share_layers else list(range(len(cells)))
-    model = CostModel(request.cluster, sizes, request.computation_ratio)
+    model = CostModel(request.cluster, sizes, request.computation_ratio, request.uneven)
     request.progress("pricing")
     problem = assemble(cells, groups, model, request.wait_seconds, request.trunk_algo, request.sbp_collector)
     force(problem, folded, groups, request.forced)

@@ -149,8 +149,8 @@ class _Tables:
         self.hub_of = {key: hub for hub, key in problem.hub_source.items()}
         self.tables: dict[_Key, _Table | None] = {}
         self.codes: dict[object, tuple[Code, ...]] = {}
-        self.shares: dict[tuple[Code, ...], np.ndarray] = {}
-        self.pairs: dict[tuple[tuple[Code, ...], tuple[Code, ...]], dict[str, np.ndarray]] = {}
+        self.shares: dict[object, np.ndarray] = {}
+        self.pairs: dict[object, dict[str, np.ndarray]] = {}
         self.program_end = len(program.nodes)
         self.readers: dict[int, list[tuple[int, int, int]]] = {}
         for cell in folded.cells:
@@ -250,13 +250,13 @@ class _Tables:
         factor = float(v.size_bytes)
         if what == "inside":
             inner = [x for op in cell.ops for x in op.outs][k]
-            of = np.array([self._share(cell.follow(s.ins[0])(inner) or ()) for s in cell.strategies])
+            of = np.array([self.model.share(v.shape, cell.follow(s.ins[0])(inner) or ()) for s in cell.strategies])
             return _Table("", a, b, of, factor)
         made = self._codes((id(cell.strategies), "out", k), lambda: [s.outs[k] for s in cell.strategies])
         if what in ("own", "scratch"):
             if what == "scratch":
                 factor *= scratch(cell.ops[0], self.model.cluster.device.name)
-            return _Table("scratch of " if what == "scratch" else "", a, b, self._shares(made), factor)
+            return _Table("scratch of " if what == "scratch" else "", a, b, self._shares(v.shape, made), factor)
         other, position = key[3], key[4]
         if what == "more":
             made = self.problem.codes[key[5]]
@@ -265,7 +265,7 @@ class _Tables:
         else:
             ways = self.problem.representative[other].strategies
             codes = self._codes((id(ways), "in", position), lambda: [s.ins[position] for s in ways])
-        of = self._pairs(made, codes).get(what)
+        of = self._pairs(v.shape, made, codes).get(what)
         hub = key[5] if what == "more" else other
         if of is not None and hub in self.problem.sets:  # a choice of the hub's is several signatures held at once
             sets = self.problem.sets[hub]
@@ -281,34 +281,34 @@ class _Tables:
             found = self.codes[key] = self.codes.setdefault(tuple(found), tuple(found))
         return found
 
-    def _share(self, code: Code) -> float:
-        """The part of a value that a device holds."""
-        pieces = 1
-        for n, c in zip(self.model.axis_sizes, code, strict=True):
-            pieces *= n if c >= 0 else 1
-        return 1.0 / pieces
+    def _padded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What parts of a value depend on besides codes: its shape, where pieces may be padded."""
+        return shape if self.model.uneven else ()
 
-    def _shares(self, codes: tuple[Code, ...]) -> np.ndarray:
-        found = self.shares.get(codes)
+    def _shares(self, shape: tuple[int, ...], codes: tuple[Code, ...]) -> np.ndarray:
+        """The parts of a value that a device holds, by code."""
+        key = self._padded(shape), codes
+        found = self.shares.get(key)
         if found is None:
-            found = self.shares[codes] = np.array([self._share(c) for c in codes])
+            found = self.shares[key] = np.array([self.model.share(shape, c) for c in codes])
         return found
 
-    def _pairs(self, made: tuple[Code, ...], codes: tuple[Code, ...]) -> dict[str, np.ndarray]:
+    def _pairs(self, shape: tuple[int, ...], made: tuple[Code, ...], codes: tuple[Code, ...]) -> dict[str, np.ndarray]:
         """By what is held: the parts, for a value made and boxed in any two of these codes. Not those all zero."""
-        found = self.pairs.get((made, codes))
+        key = self._padded(shape), made, codes
+        found = self.pairs.get(key)
         if found is None:
             number: dict[Code, int] = {}
             left = np.array([number.setdefault(c, len(number)) for c in made])[:, None]
             right = np.array([number.setdefault(c, len(number)) for c in codes])[None, :]
-            own, copy = self._shares(made)[:, None], self._shares(codes)[None, :]
+            own, copy = self._shares(shape, made)[:, None], self._shares(shape, codes)[None, :]
             same = left == right
             smaller, larger = ~same & (copy <= own), ~same & (copy > own)
             every = {
                 "same": same * own, "source of smaller": smaller * own, "source of larger": larger * own,
                 "smaller": smaller * copy, "larger": larger * copy, "more": ~same * copy,
             }  # fmt: skip
-            found = self.pairs[made, codes] = {what: m for what, m in every.items() if m.any()}
+            found = self.pairs[key] = {what: m for what, m in every.items() if m.any()}
         return found
 
 

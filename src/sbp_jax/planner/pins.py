@@ -12,6 +12,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from ..errors import InternalError, PlanError, SignatureError
+from ..pieces import stored_shape
 from ..placement import Placement, from_partition_spec
 from ..rules.widen import Code, Strategy, code_of, signature_of
 from ..signature import Signature, broadcast, local_shape, signature_for
@@ -124,8 +125,13 @@ def conflict_message(program: Program, pins: Pins, possible: Callable[[Pins], bo
     )
 
 
-def inner_pins(program: Program, placement: Placement) -> dict[int, tuple[Signature | Among, str]]:
-    """By node: the pins written inside the function, ``sbp.to_global`` and JAX's sharding constraints."""
+def inner_pins(
+    program: Program, placement: Placement, uneven: bool = False
+) -> dict[int, tuple[Signature | Among, str]]:
+    """By node: the pins written inside the function, ``sbp.to_global`` and JAX's sharding constraints.
+
+    ``uneven``: whether they may ask for padded pieces.
+    """
     pins: dict[int, tuple[Signature | Among, str]] = {}
     for op in program.nodes:
         if op.name != "sbp.pin":
@@ -134,11 +140,11 @@ def inner_pins(program: Program, placement: Placement) -> dict[int, tuple[Signat
         constraint = op.params.get("constraint")
         if constraint is None:
             name = f"to_global at {line}"
-            pins[op.index] = (pin_signature(shape, op.params["signature"], placement, name), name)
+            pins[op.index] = (pin_signature(shape, op.params["signature"], placement, name, uneven), name)
             continue
         name = f"{constraint.call} at {line}"
         try:
-            pin = among(constraint, shape, placement)
+            pin = among(constraint, shape, placement, uneven)
         except SignatureError as error:
             raise PinError(f"{name}: {error}") from None
         if pin is not None:
@@ -146,13 +152,15 @@ def inner_pins(program: Program, placement: Placement) -> dict[int, tuple[Signat
     return pins
 
 
-def pin_signature(shape: Sequence[int], signature: Any, placement: Placement, words: str) -> Signature:
+def pin_signature(
+    shape: Sequence[int], signature: Any, placement: Placement, words: str, uneven: bool = False
+) -> Signature:
     """A user's pin, a signature or a ``PartitionSpec``, checked against the shape of the value it is for."""
     try:
         if isinstance(signature, PartitionSpec):
             signature = from_partition_spec(signature, placement.axis_names, len(shape))
         resolved = signature_for(signature, len(shape), placement.shape)
-        local_shape(shape, resolved, placement.shape)
+        (stored_shape if uneven else local_shape)(shape, resolved, placement.shape)
     except SignatureError as error:
         raise PinError(f"{words}: {error}") from None
     # On an axis of one device every component means the same; plans say B there.

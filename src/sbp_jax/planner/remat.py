@@ -78,7 +78,9 @@ class _Choice:
         """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
         if not self.tried and not self.refusals:
             self.attempt(self.program, self.request)
-        sizes = Sizes(self.program, base, CostModel(self.request.cluster, self.request.placement.shape))
+        asked = self.request
+        model = CostModel(asked.cluster, asked.placement.shape, uneven=asked.uneven)
+        sizes = Sizes(self.program, base, model)
         turn = find_turn(self.program, sizes)
         if turn is not None:
             self.mix(turn, ())

@@ -14,7 +14,8 @@ class Request:
     """What the planner is asked: the mesh, its hardware, and what the user has fixed already.
 
     ``pins`` maps a node's index to the signature its result (an output's operand) must have, with the words to
-    name the pin by in an error. ``uneven``: whether dims may be split that do not divide (global tensors).
+    name the pin by in an error. ``uneven``: whether dims may be split that do not divide, into pieces
+    padded to the longest (global tensors, ``AutoParallelConfig(pad=True)``).
     ``narrow_partial``: whether floats may be narrowed while partial. ``thorough``: whether to take the time limit
     where that proves more. ``forced``: by node, the signature that its result (an output's operand) must have, whatever
     it costs. The others as in ``AutoParallelConfig``.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
+from ..pieces import stored_share
 from ..placement import Placement
 from ..signature import Signature, Split
 
@@ -78,8 +79,8 @@ def itemsize(dtype: str) -> int:
 
 def local_bytes(shape: Sequence[int], dtype: str, signature: Signature, placement: Placement) -> float:
     """What one device stores of a value."""
-    pieces = math.prod(n for n, c in zip(placement.shape, signature, strict=True) if isinstance(c, Split))
-    return math.prod(shape) * itemsize(dtype) / pieces
+    code = [c.dim if isinstance(c, Split) else -1 for c in signature]
+    return math.prod(shape) * itemsize(dtype) * stored_share(tuple(shape), code, placement.shape)
 
 
 def short_line(where: str) -> str:

@@ -11,7 +11,7 @@ def _packs(op: OpLike) -> bool:
 
 
 @register("dot_product_attention_fwd", "dot_product_attention_fwd_wrapper",
-          "dot_product_attention_bwd", "dot_product_attention_bwd_wrapper")  # fmt: skip
+          "dot_product_attention_bwd", "dot_product_attention_bwd_wrapper", even=True)  # fmt: skip
 def attention(op: OpLike) -> Factors:
     """``b (k g) t h, b k s h, b k s h -> b (k g) t h``: batch and heads, a group of query heads with its key's.
 

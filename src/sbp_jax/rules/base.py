@@ -12,6 +12,7 @@ Rules speak of one mesh axis only; ``widen.py`` widens them to n axes.
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,7 +75,8 @@ class Factors:
     ``sizes`` gives every factor's length; a ``blocked`` factor cannot be split; ``reduced`` lists the summed
     (max, min) factors; ``addends`` are operands that are added once to a reduced result, so they turn
     partial with it (the accumulator of ``scatter_add``). ``flops`` counts the whole op. ``once``: only one device may
-    run it, so along no axis is everything whole (``once.py``).
+    run it, so along no axis is everything whole (``once.py``). ``even``: pieces must have equal lengths, for what lies
+    in the padding of longer ones could do harm.
     """
 
     ins: tuple[Dims, ...]
@@ -86,6 +88,7 @@ class Factors:
     addends: frozenset[int] = frozenset()
     flops: float = 0.0
     once: bool = False
+    even: bool = False
 
 
 @dataclass(slots=True)
@@ -166,6 +169,12 @@ class Local:
         """This device's first index along ``dim``, ``whole`` long, of a tensor with signature ``code``."""
         return self.span(code, whole, dim)[0]
 
+    def is_padded(self, operand: int, shape: Sequence[int]) -> bool:
+        """Whether devices store an operand, ``shape`` as a whole, with padding at the end of some of their pieces."""
+        code, stored = self.in_codes[operand], self.in_shapes[operand]
+        cuts = [math.prod(n for n, c in zip(self.axis_sizes, code, strict=True) if c == d) for d in range(len(shape))]
+        return any(n * parts != whole for n, parts, whole in zip(stored, cuts, shape, strict=True))
+
     def is_split(self, code: Sequence[int], dim: int) -> bool:
         """Whether any mesh axis splits ``dim``."""
         return dim in code
@@ -197,17 +206,22 @@ _REGISTRY: dict[str, Rule] = {}
 
 
 def register(
-    *names: str, local: LocalRule | None = None, reason: str = "", again: bool = False
+    *names: str, local: LocalRule | None = None, reason: str = "", again: bool = False, even: bool = False
 ) -> Callable[[FactorRule], FactorRule]:
     """Register one rule for primitives ``names``; a second rule for a name raises ``SbpError``, but ``again``.
 
     Whatever the rule says, nothing passes that the operands' types cannot reduce: see ``fit_types``.
+
+    ``even``: pieces must have equal lengths. Without it the rule promises that what lies in padding stays there: along
+    a factor that the results keep, every element is computed from its own elements only, and always ends; along a
+    reduced one, operands that are neutral (0 in a sum) contribute what is neutral.
     """
 
     def add(rule: FactorRule) -> FactorRule:
         @functools.wraps(rule)
         def fitting(op: OpLike) -> Factors:
-            return fit_types(op, rule(op))
+            factors = fit_types(op, rule(op))
+            return replace(factors, even=True) if even else factors
 
         for name in names:
             if name in _REGISTRY and not again:

@@ -23,9 +23,12 @@ def _batched(op: OpLike, core: int, linear: tuple[Linear, ...] = (), flops: floa
 
 
 @register("cholesky", "lu", "lu_pivots_to_permutation", "qr", "geqrf", "geqp3", "householder_product", "ormqr", "eig",
-          "eigh", "svd", "schur", "hessenberg", "tridiagonal")  # fmt: skip
+          "eigh", "svd", "schur", "hessenberg", "tridiagonal", even=True)  # fmt: skip
 def factorisation(op: OpLike) -> Factors:
-    """``a m n -> a m n``: no entry of a factor is known before all of its matrix is."""
+    """``a m n -> a m n``: no entry of a factor is known before all of its matrix is.
+
+    Iterations that look for eigenvalues need not end for what lies in padding.
+    """
     shape = op.ins[0].shape
     return _batched(op, _CORE.get(op.name, 2), flops=float(size(shape) * shape[-1]))
 

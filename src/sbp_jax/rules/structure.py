@@ -12,9 +12,12 @@ def identity(op: OpLike) -> Factors:
     return b.build([dims] * len(op.ins), [dims] * len(op.outs), any_partial(*range(len(op.ins))))
 
 
-@register("sbp.input", "sbp.output")
+@register("sbp.input", "sbp.output", even=True)
 def argument(op: OpLike) -> Factors:
-    """Arguments and results of the whole program: split or whole, never partial."""
+    """Arguments and results of the whole program: split or whole, never partial.
+
+    In equal pieces: a ``jax.Array`` has no others (docs/decisions/0009-padding.md).
+    """
     b = Builder()
     value = next(x for x in (*op.outs, *op.ins))
     dims = b.dims(value.shape)

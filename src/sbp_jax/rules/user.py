@@ -85,7 +85,7 @@ def _register_primitive(name: str, found: FactorMap) -> None:
         return found.factors([x.shape for x in op.ins], [x.shape for x in op.outs])
 
     users.__doc__ = f"``{found.text}``"
-    register(name, again=True)(users)
+    register(name, again=True, even=True)(users)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -174,7 +174,7 @@ def _local(op: OpLike, local: Local, *args: Any) -> Any:
     return op.params["call"].function(*args)
 
 
-@register("sbp.user", local=_local)
+@register("sbp.user", local=_local, even=True)
 def users_function(op: OpLike) -> Factors:
-    """What the user said."""
+    """What the user said. Of what it does with padding, the map says nothing."""
     return op.params["call"].map.factors([x.shape for x in op.ins], [x.shape for x in op.outs])

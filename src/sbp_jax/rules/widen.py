@@ -56,7 +56,7 @@ def strategies(
     reduced = dict(factors.reduced)
     free = [f for f in range(len(factors.sizes)) if f not in factors.blocked]
     passes = [item for item, useful in zip(factors.linear, linear, strict=True) if useful]
-    ragged = _alone(factors) if uneven else frozenset()
+    ragged = _alone(factors) if uneven and not factors.even else frozenset()
     nothing = [] if factors.once else [None]
     per_axis: list[list[object]] = [
         [None] if n == 1 else [*nothing, *(f for f in free if _can_cut(factors.sizes[f], n, f in ragged)), *passes]
