@@ -52,8 +52,9 @@ def lowered_step(program: Program, plan: Plan, dynamic: Any, out_tree: Any, dona
     if where.is_abstract:
         return LoweredStep(plan, None, None, (), ())
     mesh = where.mesh
-    body = global_function(program, plan)
-    if plan.lowering == "manual":
+    if plan.lowering == "gspmd":
+        body = global_function(program, plan)
+    else:
         body = jax.shard_map(
             local_function(program, plan), mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
         )
