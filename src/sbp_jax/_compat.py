@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.core
+from jax._src import config as _config
 from jax._src.core import trace_state_clean
 
 # Tracers of jax.jvp, and of jax.grad and jax.vjp since JAX linearizes directly.
@@ -42,6 +43,14 @@ def within_mesh(mesh: jax.sharding.Mesh) -> contextlib.AbstractContextManager[An
     if around.empty or around == mesh.abstract_mesh:
         return contextlib.nullcontext()
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def trace_context() -> Any:
+    """What of JAX's settings a traced program hangs on, as ``jax.jit`` keeps programs by it: hashable, comparable.
+
+    ``enable_x64``, ``default_matmul_precision``, promotion rules, ``debug_nans``, the mesh and the axes around, more.
+    """
+    return _config.trace_context()
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

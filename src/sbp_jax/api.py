@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,12 +11,12 @@ from typing import Any
 import jax
 
 from . import capture
-from ._compat import is_tracing
+from ._compat import is_tracing, trace_context
 from .arguments import is_bound, is_there, moved
 from .config import AutoParallelConfig
 from .errors import PlanError
 from .given_plan import check_given
-from .lowered import LoweredStep, OtherShapes, lower_step, lowered_step
+from .lowered import LoweredStep, OtherCall, lower_step, lowered_step
 from .placement import Placement, placement
 from .plan import PlanData
 from .planned import Plan
@@ -23,9 +24,9 @@ from .planner import Request, best_of, candidates, make_plan, plan_to_fit
 from .planning import request_for
 from .progress import Progress
 from .signature import Signature
-from .trace import recompute
+from .trace import fingerprint, recompute
 
-_REPLAN_WARNING = 3
+_REPLAN_WARNING = 4
 
 
 class ParallelFunction:
@@ -51,16 +52,18 @@ class ParallelFunction:
         self._donate, self._static = tuple(donate_argnums), tuple(static_argnums)
         self._in_sbp, self._out_sbp, self._given = in_sbp, out_sbp, given
         self._entries: dict[Any, LoweredStep] = {}
+        self._plans: dict[Any, PlanData] = {}
+        # The last entry that ran, and the one to try without looking, after two calls of the same.
+        self._previous: LoweredStep | None = None
         self._last: LoweredStep | None = None
-        self._out_trees: dict[Any, Any] = {}
-        self._misses = 0
+        self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         last, tracing = self._last, is_tracing()
         if last is not None and not kwargs and not self._static and not tracing:
             try:
                 return last.jitted(*args, ({}, last.constants))
-            except OtherShapes:
+            except OtherCall:
                 pass
             except (ValueError, TypeError):
                 if self._entries.get(self._key(args, kwargs)) is last and not self._misplaced(last, args, kwargs):
@@ -69,7 +72,8 @@ class ParallelFunction:
         args, kwargs = self._place(entry, args, kwargs)
         if tracing:
             return entry.nested(*self._dynamic(args), (kwargs, entry.constants))
-        self._last = entry
+        self._last = entry if self._previous in (None, entry) else None
+        self._previous = entry
         return entry.jitted(*self._dynamic(args), (kwargs, entry.constants))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -83,45 +87,45 @@ class ParallelFunction:
 
     def bare(self) -> tuple[Any, Any]:
         """The jitted function that the last call ran, and the argument that it takes after the function's own."""
-        if self._last is None:
+        if self._previous is None:
             raise PlanError(f"{self._name} has not run yet: call it once")
-        return self._last.jitted, ({}, self._last.constants)
+        return self._previous.jitted, ({}, self._previous.constants)
 
     def _dynamic(self, args: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(x for i, x in enumerate(args) if i not in self._static)
 
     def _key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
-        statics = tuple(args[i] for i in self._static)
-        return tree, statics, tuple(capture.aval(x) for x in leaves)
+        statics = tuple([capture.typed(args[i]) for i in self._static])
+        return tree, statics, tuple(map(capture.look, leaves)), trace_context()
 
     def _entry(self, args: Sequence[Any], kwargs: dict[str, Any]) -> LoweredStep:
         key = self._key(args, kwargs)
-        if key not in self._entries:
-            if self._entries:
-                self._misses += 1
-                if self._misses > _REPLAN_WARNING:
-                    warnings.warn(
-                        f"{self._name} is planned and compiled for the {self._misses + 1}th set of argument shapes; "
-                        "each takes a plan of its own. Pad the arguments to few shapes, or plan ahead with .plan(...)",
-                        stacklevel=3,
-                    )
-            self._entries[key] = self._make(args, kwargs, key)
-        return self._entries[key]
+        entry = self._entries.get(key)
+        if entry is None:
+            with self._lock:  # one plan for each, and one mesh for all
+                entry = self._entries.get(key)
+                if entry is None:
+                    known = len(self._plans)
+                    entry = self._entries[key] = self._make(args, kwargs)
+                    if len(self._plans) > max(known, _REPLAN_WARNING):
+                        warnings.warn(
+                            f"{self._name} is planned and compiled for the {len(self._plans)}th set of argument "
+                            "shapes; each takes a plan of its own. Pad the arguments to few shapes, or plan ahead "
+                            "with .plan(...)",
+                            stacklevel=3,
+                        )
+        return entry
 
-    def _make(self, args: Sequence[Any], kwargs: dict[str, Any], key: Any) -> LoweredStep:
+    def _make(self, args: Sequence[Any], kwargs: dict[str, Any]) -> LoweredStep:
         dynamic = self._dynamic(args)
         with Progress(self._name) as progress:
             progress("tracing")
             program, in_tree, out_shape = capture.trace(self._fn, args, kwargs, self._static, self._donate)
             out_tree = jax.tree.structure(out_shape)
-            known = self._out_trees.setdefault(key[0], out_tree)
-            if known != out_tree:
-                raise PlanError(
-                    f"{self._name} returned {known} before and returns {out_tree} now, for arguments of the same "
-                    "structure: the results' structure must not change between calls"
-                )
             traced = program
+            # Another static argument, another setting of JAX: often the same program.
+            same = fingerprint(program), in_tree, out_tree
 
             def request_on(where: Placement) -> Request:
                 pins = {}
@@ -131,17 +135,13 @@ class ParallelFunction:
                     )
                 return request_for(where, self._config, pins, progress)
 
-            if self._given is not None:
-                data = copy.copy(
-                    check_given(
-                        self._given,
-                        program,
-                        self._name,
-                        self._placement,
-                        self._config,
-                        lambda where: request_on(where).pins,
-                    )
+            if same in self._plans:
+                data = copy.copy(self._plans[same])
+            elif self._given is not None:
+                given = check_given(
+                    self._given, program, self._name, self._placement, self._config, lambda x: request_on(x).pins
                 )
+                data = copy.copy(given)
             else:
 
                 def plan_on(where: Placement) -> PlanData:
@@ -150,6 +150,7 @@ class ParallelFunction:
                 places = self._places()
                 data = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
                 data.options = self._config.plan_options()
+            self._plans[same] = data
         origin = range(len(program.nodes))
         if data.recomputed is not None:
             program, origin = recompute(program, data.recomputed.turn, data.recomputed.nodes)

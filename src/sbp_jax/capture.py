@@ -25,6 +25,20 @@ def aval(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(found.shape, found.dtype, weak_type=found.weak_type)
 
 
+def look(x: Any) -> tuple[Any, ...]:
+    """What of an argument a program is traced for: shape, dtype, weak type. Hashable."""
+    try:
+        found = jax.typeof(x)
+    except TypeError:
+        found = aval(x)
+    return found.shape, found.dtype, found.weak_type
+
+
+def typed(x: Any) -> Any:
+    """A static argument as a key: by type and value, as ``jax.jit`` compares them, in tuples too: 2 is not 2.0."""
+    return (type(x), *map(typed, x)) if isinstance(x, tuple) else (type(x), x)
+
+
 def trace(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int], donate: Sequence[int]
 ) -> tuple[Program, Any, Any]:

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import capture
-from ._compat import within_mesh
+from ._compat import trace_context, within_mesh
 from .errors import PlanError
 from .lower import global_function, local_function
 from .placement import to_partition_spec
@@ -27,13 +27,13 @@ _COMPILER_OPTIONS: dict[str, dict[str, bool | str]] = {
 }
 
 
-class OtherShapes(Exception):
-    """The jitted step was handed arguments that its plan is not for."""
+class OtherCall(Exception):
+    """The jitted step was handed arguments, or runs under settings of JAX, that it was not made for."""
 
 
 @dataclass(slots=True)
 class LoweredStep:
-    """One planned and lowered instance of the function, for one set of argument shapes."""
+    """One planned and lowered instance of the function, for one set of argument types under one set of settings."""
 
     plan: Plan
     jitted: Any
@@ -41,6 +41,10 @@ class LoweredStep:
     """The same for use inside another trace, where JAX takes no compiler's options."""
     constants: Sequence[Any]
     shardings: Sequence[NamedSharding]
+    context: Any = None
+    """JAX's settings that it was traced under. ``jitted`` runs under no others."""
+    elsewhere: Any = None
+    """As ``jitted``, to be lowered under any settings."""
 
 
 def lowered_step(program: Program, plan: Plan, dynamic: Any, out_tree: Any, donate: tuple[int, ...]) -> LoweredStep:
@@ -63,28 +67,46 @@ def lowered_step(program: Program, plan: Plan, dynamic: Any, out_tree: Any, dona
     made = [NamedSharding(mesh, spec if math.prod(leaf.shape) else PartitionSpec())
             for leaf, spec in zip(plan.outputs, out_specs, strict=True)]  # fmt: skip
     constants = tuple(jax.device_put(c, s) for c, s in zip(program.constants, shardings[n:], strict=True))
-    expected = [(leaf.shape, leaf.dtype) for leaf in plan.inputs]
+    expected = [(leaf.shape, leaf.dtype, op.outs[0].weak)
+                for leaf, op in zip(plan.inputs, program.input_ops, strict=True)]  # fmt: skip
+    context = trace_context()
 
     def step(*arguments: Any) -> Any:
         *args, (kwargs, consts) = arguments
         leaves = [*jax.tree.leaves((tuple(args), kwargs)), *consts]
-        if [(x.shape, str(x.dtype)) for x in leaves] != expected:
-            raise OtherShapes
+        if [(x.shape, str(x.dtype), jax.typeof(x).weak_type) for x in leaves] != expected:
+            raise OtherCall
         with within_mesh(mesh):
-            return jax.tree.unflatten(out_tree, body(*leaves))
+            results = body(*leaves)
+        return jax.tree.unflatten(out_tree, map(_weakened, results, program.weak_results))
 
-    step.__name__ = step.__qualname__ = plan.function
+    def step_here(*arguments: Any) -> Any:
+        if trace_context() != context:
+            raise OtherCall
+        return step(*arguments)
+
+    for f in (step, step_here):
+        f.__name__ = f.__qualname__ = plan.function
     tree = jax.tree.structure(dynamic)
     args_shardings, kwargs_shardings = jax.tree.unflatten(tree, shardings[:n])
     jit = functools.partial(
         jax.jit,
-        step,
         in_shardings=(*args_shardings, (kwargs_shardings, tuple(shardings[n:]))),
         out_shardings=jax.tree.unflatten(out_tree, made),
         donate_argnums=donate,
     )
     options = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
-    return LoweredStep(plan, jit(compiler_options=options), jit(), constants, shardings[:n])
+    return LoweredStep(
+        plan, jit(step_here, compiler_options=options), jit(step), constants, shardings[:n], context,
+        jit(step, compiler_options=options),
+    )  # fmt: skip
+
+
+def _weakened(x: Any, weak: bool) -> Any:
+    """A result as weakly typed as the function's own: ops on pieces, and constants, may have lost that."""
+    if jax.typeof(x).weak_type == weak:
+        return x
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
 
 
 def lower_step(entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -94,4 +116,11 @@ def lower_step(entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) 
             f"{entry.plan.placement} is abstract: a plan for it can be read and saved, but not compiled here"
         )
     args, kwargs = jax.tree.map(capture.aval, (tuple(args), kwargs))
-    return entry.jitted.lower(*args, (kwargs, entry.constants))
+    lowerable = entry.jitted if trace_context() == entry.context else entry.elsewhere
+    try:
+        return lowerable.lower(*args, (kwargs, entry.constants))
+    except OtherCall:
+        raise PlanError(
+            f"the plan of {entry.plan.function} was made under other settings of JAX, which change its arguments' "
+            "types (jax.enable_x64?): lower and compile it under those"
+        ) from None

@@ -223,4 +223,5 @@ def build(closed: Any, names: Sequence[str] = (), boundary: tuple[str, str] = ("
     input_ops = [Op(boundary[0], (), (v,), label=v.name) for v in arguments]
     input_ops += [Op("sbp.input", (), (v,), label=v.name) for v in shared.constant_values]
     output_ops = [Op(boundary[1], (x,), ()) for x in results]
-    return Program(graph, input_ops, output_ops, shared.constants)
+    weak = tuple(getattr(v.aval, "weak_type", False) for v in jaxpr.outvars)
+    return Program(graph, input_ops, output_ops, shared.constants, weak_results=weak)

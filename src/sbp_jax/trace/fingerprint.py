@@ -40,7 +40,7 @@ class _Hasher:
             self.op(op)
         self.graph(program.graph)
         digest = hashlib.sha256(f"{VERSION} {len(program.input_ops)} {len(program.constants)}".encode())
-        digest.update(str(sorted(program.donated)).encode())
+        digest.update(str((sorted(program.donated), program.weak_results)).encode())
         digest.update("\n".join(self.looks).encode())
         digest.update(np.asarray(self.wiring, "<i8").tobytes())
         return digest.hexdigest()[:16]

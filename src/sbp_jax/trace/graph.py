@@ -161,8 +161,8 @@ class Graph:
 class Program:
     """A whole traced function: input ops, the graph between, output ops, and its constants.
 
-    ``donated`` pairs an input op's index with the output op that replaces it. A program is not changed once it is made:
-    what follows from its wiring is found once.
+    ``donated`` pairs an input op's index with the output op that replaces it. ``weak_results`` are the weak types of
+    its results. A program is not changed once it is made: what follows from its wiring is found once.
     """
 
     graph: Graph
@@ -171,6 +171,7 @@ class Program:
     constants: list[Any]
     nodes: list[Op] = field(default_factory=list)
     donated: list[tuple[int, int]] = field(default_factory=list)
+    weak_results: tuple[bool, ...] = ()
     hashed: str | None = field(default=None, init=False, repr=False)
     """Its fingerprint, once it was asked for."""
     _consumers: dict[int, list[tuple[Op, int]]] | None = field(default=None, init=False, repr=False)

@@ -71,7 +71,8 @@ class _Rewriter:
         inputs = [self.op(op, {}) for op in p.input_ops]
         graph = self.region(p.graph)
         remove_dead(graph)
-        new = Program(graph, inputs, [self.op(op, {}) for op in p.output_ops], p.constants, donated=list(p.donated))
+        new = Program(graph, inputs, [self.op(op, {}) for op in p.output_ops], p.constants)
+        new.donated, new.weak_results = list(p.donated), p.weak_results
         return new, [self.origin.get(op, -1) for op in new.nodes]
 
     def region(self, graph: Graph) -> Graph:
