@@ -12,7 +12,7 @@ with the terms before they are sent.
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -31,11 +31,12 @@ REASON = "one device runs it, once, and sends the result to all"
 class Once:
     """The primitive that one device runs, with its parameters, in ``params["once"]`` of an op.
 
-    No two are equal: what has an effect is never one op with another.
+    No two are equal: what has an effect is never one op with another. A plan does not depend on what the host does, so
+    fingerprints leave ``params`` out: a callback's closure (a list that it appends to) changes from call to call.
     """
 
     primitive: Any
-    params: Mapping[str, Any]
+    params: Mapping[str, Any] = field(compare=False)
     is_ordered: bool = False
 
     def __call__(self, *args: Any) -> list[Any]:

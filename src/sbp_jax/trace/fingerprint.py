@@ -98,4 +98,4 @@ def _factors_text(op: Any) -> str:
     rule = lookup(op.name)
     f: Factors = rule.factors(op) if rule is not None else whole(op)
     linear = [(sorted(item.operands), item.takes, item.gives, item.narrows) for item in f.linear]
-    return f"{f.ins}{f.outs}{f.sizes}{sorted(f.blocked)}{f.reduced}{linear}{sorted(f.addends)}"
+    return f"{f.ins}{f.outs}{f.sizes}{sorted(f.blocked)}{f.reduced}{linear}{sorted(f.addends)}{'once' * f.once}"
