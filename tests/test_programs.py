@@ -113,6 +113,23 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "while": (
         lambda x: lax.while_loop(lambda c: c[0].sum() < 50.0, lambda c: (c[0] + jnp.abs(x), c[1] + 1), (x, 0)), (X,),
     ),
+    # Some elements stop before others: they keep what they arrived at.
+    "vmap of a while loop": (
+        jax.vmap(lambda r: lax.while_loop(lambda c: jnp.abs(c).sum() < 30.0, lambda c: c * 1.5 + 0.1, r)), (X,),
+    ),
+    "vmaps of a while loop": (
+        jax.vmap(jax.vmap(
+            lambda v, n: lax.while_loop(lambda c: c[1] < n, lambda c: (jnp.sin(c[0]) + v, c[1] + 1), (v, 0))[0]
+        ), (0, None)),
+        (X, np.arange(8)),
+    ),
+    "loops that never run": (
+        lambda x: (
+            lax.scan(lambda c, r: (lax.fori_loop(0, 3, lambda _, y: y @ y.T @ y + r, c), c.sum(0)), x, x[:0]),
+            lax.fori_loop(0, 0, lambda _, c: lax.scan(lambda d, r: (d + jnp.sin(r) @ x.T @ x, None), c, x)[0], x),
+        ),
+        (X,),
+    ),
     "cond": (branches, (X, W)),
     "cond gradient": (jax.grad(lambda x, w: branches(x, w).sum(), (0, 1)), (X, W)),
     "switch": (switched, (X, 2)),

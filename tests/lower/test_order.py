@@ -58,6 +58,18 @@ def test_a_loop_waits_as_well() -> None:
     assert isinstance(graph.ops[position], Structured) and wait.results[0].value.shape == ()
 
 
+def test_what_the_plan_decides_nothing_for_does_not_wait() -> None:
+    """A scatter of constants is made where it is read, as constants are."""
+
+    def run(x, w):
+        total = jnp.sum(jnp.sin(x @ w))
+        return total, jnp.zeros(8).at[0].add(1.0)
+
+    args = [jnp.ones((4096, 64)) / 64, jnp.ones((64, 64)) / 64]
+    total, mask = sbp.auto_parallel(run, placement=sbp.placement.all("cpu", axis_names=("dp",)))(*args)
+    assert jnp.allclose(total, run(*args)[0], rtol=1e-4) and mask.tolist() == [1.0] + [0.0] * 7
+
+
 def test_results_are_those_of_plain_jax() -> None:
     args = [jax.random.normal(jax.random.key(k), s) / 8 for k, s in enumerate([(64, 64), (64, 64), (512, 64)])]
     step = sbp.auto_parallel(train, placement=sbp.placement.all("cpu", axis_names=("dp",)))

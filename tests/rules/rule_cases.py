@@ -113,6 +113,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "scatter add clip": (lambda i, u: jnp.zeros((8, 4)).at[i].add(u, mode="clip"), (beyond(8), f32(8, 4))),
     "scatter add to": (lambda t, i, u: t.at[i].add(u), (f32(8, 4), ids(8, 4), f32(4, 4))),
     "scatter set": (lambda t, i, u: t.at[i].set(u), (f32(8, 4), np.array([1, 5, 3, 7]), f32(4, 4))),
+    "scatter apply": (lambda t: t.at[np.array([1, 5])].apply(jnp.cos), (f32(8, 4),)),
     "scatter max": (lambda t, i, u: t.at[i].max(u), (f32(8, 4), ids(8, 4), f32(4, 4))),
     "take along gradient": (
         lambda x, i, g: jax.vjp(lambda x: jnp.take_along_axis(x, i[:, None], 1), x)[1](g)[0],

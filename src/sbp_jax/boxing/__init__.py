@@ -10,5 +10,6 @@ from .routes import cost_matrix as cost_matrix
 from .routes import itemsize_of as itemsize_of
 from .routes import route as route
 from .routes import seconds_matrix as seconds_matrix
+from .routes import words_of as words_of
 from .serve import serve as serve
 from .table import Step as Step

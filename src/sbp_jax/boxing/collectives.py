@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ..pieces import stored_shape
-from ..signature import Broadcast, Partial, Signature, Split
+from ..signature import Broadcast, Partial, Signature, Split, partial_sum
 from .routes import Route
 from .table import Step
 from .uneven import Blocks, blocks
@@ -28,6 +29,13 @@ def execute(steps: Sequence[Step], x: Any, axis_names: Sequence[str], shape: Seq
     """Run steps one after the other on this device's piece of a tensor of logical ``shape``."""
     if 0 in shape and steps:  # nothing to move, and a collective takes no empty operand
         return x.reshape(stored_shape(shape, steps[-1].dst, [lax.axis_size(name) for name in axis_names]))
+    if steps and jnp.issubdtype(x.dtype, jax.dtypes.extended):  # random keys travel as the words they are made of
+        words = jax.random.key_data(x)
+        moved = execute(steps, words, axis_names, (*shape, *words.shape[x.ndim :]))
+        return jax.random.wrap_key_data(moved, impl=jax.random.key_impl(x))
+    if x.dtype == np.bool_ and any(c == partial_sum for step in steps for c in step.dst):
+        # On the way, one term is the value and the others are zeros. A sum of bools would be an int32.
+        return execute(steps, x.astype(np.uint8), axis_names, shape).astype(np.bool_)
     for step in steps:
         x = _STEPS[step.kind](_Move(step, tuple(axis_names), tuple(shape)), x)
     return x

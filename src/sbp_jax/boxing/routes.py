@@ -111,7 +111,18 @@ def _extra(*signatures: Signature) -> tuple[Partial, ...]:
 def itemsize_of(dtype: Any) -> int:
     """Bytes an element; a typed random key counts its words."""
     text = dtype_name(dtype)
-    return 8 if text.startswith("key<") else int(jax.numpy.dtype(text).itemsize)
+    return _WORD_BYTES * words_of(text) if text.startswith("key<") else int(jax.numpy.dtype(text).itemsize)
+
+
+_WORD_BYTES = 4
+
+
+def words_of(dtype: Any) -> int:
+    """How many numbers are moved for one element: the 32-bit words of a random key, otherwise 1."""
+    text = dtype_name(dtype)
+    if not text.startswith("key<"):
+        return 1
+    return 2 if text == "key<fry>" else 4  # Threefry's; those of XLA's own generators (rbg, unsafe_rbg)
 
 
 def check_partial(signature: Signature, dtype: Any) -> None:

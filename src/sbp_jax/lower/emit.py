@@ -121,7 +121,7 @@ class Emitter:
         return boxing.apply(route, x, self.placement.axis_names)
 
     def graph(self, graph: Graph, scope: Scope) -> None:
-        found = waits(graph)
+        found = waits(graph, lambda op: self.decision[op.index] is None)
         for k, op in enumerate(graph.ops):
             if k in found:
                 self.hold_back(scope, op, found[k])

@@ -9,6 +9,7 @@ they take themselves: ``emit.py`` passes them and one operand through one optimi
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..trace import Graph, Op, Structured, Value
@@ -16,6 +17,8 @@ from ..trace import Graph, Op, Structured, Value
 _PRODUCTS = frozenset(("dot_general", "ragged_dot_general", "conv_general_dilated"))
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"))
 _SCATTERS = "scatter"
+
+IsFree = Callable[[Op], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +37,22 @@ class Wait:
     results: tuple[Early, ...]
 
 
-def waits(graph: Graph) -> dict[int, Wait]:
-    """By position among the graph's ops."""
-    need, last, readers = _reads(graph)
+def waits(graph: Graph, is_free: IsFree = lambda _: False) -> dict[int, Wait]:
+    """By position among the graph's ops.
+
+    ``is_free`` says which ops a plan makes no decision for: each reader makes their results where it needs them, so
+    these ops have no time of their own at which to wait.
+    """
+
+    def is_kernel(op: Op | Structured) -> bool:
+        return isinstance(op, Structured) or (_is_kernel(op) and not is_free(op))
+
+    need, last, readers = _reads(graph, is_kernel)
     behind: dict[int, frozenset[int]] = {}  # where a value's bytes are: in itself, or in what its one reader computes
     found: dict[int, Wait] = {}
     waiting: list[Early] = []
     for k, op in enumerate(graph.ops):
-        if _is_large(op):
+        if is_kernel(op) and _is_large(op):
             late = tuple(e for e in waiting if e.holds and need.get(e.value.id, math.inf) > k)
             if late and op.reads:
                 through = next((x for x in op.reads if behind.get(x.id, {x.id}) == {x.id}), op.reads[0])
@@ -49,13 +60,15 @@ def waits(graph: Graph) -> dict[int, Wait]:
             waiting = []
         read = frozenset[int]().union(*(behind.get(x.id, ()) for x in op.reads))
         for v in _results(op):
-            behind[v.id] = frozenset((v.id,)) if _is_kernel(op) or readers[v.id] > 1 else read
-            if isinstance(op, Op) and _is_kernel(op):
+            behind[v.id] = frozenset((v.id,)) if is_kernel(op) or readers[v.id] > 1 else read
+            if isinstance(op, Op) and is_kernel(op):
                 waiting.append(Early(v, tuple(i for i in read if last[i] < need.get(v.id, math.inf))))
     return found
 
 
-def _reads(graph: Graph) -> tuple[dict[int, float], dict[int, int], Counter[int]]:
+def _reads(
+    graph: Graph, is_kernel: Callable[[Op | Structured], bool]
+) -> tuple[dict[int, float], dict[int, int], Counter[int]]:  # fmt: skip
     """By value: the position of the first kernel that it is made for, of the last that reads it, and its readers.
 
     Element-wise ops run in the kernels that need them. What only the graph's results need is needed at the end.
@@ -66,7 +79,7 @@ def _reads(graph: Graph) -> tuple[dict[int, float], dict[int, int], Counter[int]
     for k in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[k]
         first, final = k, k
-        if not _is_kernel(op):
+        if not is_kernel(op):
             first = min([need.get(v.id, math.inf) for v in _results(op)], default=math.inf)
             final = max([last.get(v.id, k) for v in _results(op)], default=k)
         for x in op.reads:
@@ -87,6 +100,6 @@ def _is_large(op: Op | Structured) -> bool:
     return op.name in _PRODUCTS or op.name.startswith(_SCATTERS)
 
 
-def _is_kernel(op: Op | Structured) -> bool:
+def _is_kernel(op: Op) -> bool:
     """Whether its results are in memory, whoever reads them."""
-    return isinstance(op, Structured) or op.name in _REDUCTIONS or _is_large(op)
+    return op.name in _REDUCTIONS or _is_large(op)

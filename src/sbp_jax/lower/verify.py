@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..boxing import itemsize_of
+from ..boxing import itemsize_of, words_of
 from ..errors import PlanMismatch
 from ..pieces import is_even
 from ..plan import Boxing, Move, PlanData
@@ -101,12 +101,13 @@ def expected_collectives(plan: PlanData) -> list[Expected]:
 
 
 def _pieces(b: Boxing, move: Move, sizes: Sequence[int], axes: Sequence[int]) -> int:
-    """Elements one device brings to a move, from the bytes that it sends in it."""
+    """Elements one device brings to a move, from the bytes that it sends in it; of keys, their words."""
     p = math.prod(sizes[a] for a in axes)
-    whole = math.prod(b.shape)
+    words = words_of(b.dtype)
+    whole = math.prod(b.shape) * words
     if not all(is_even(b.shape, s, sizes) for s in (b.src, b.dst, *(m.dst for m in b.moves))):
         whole *= 2 ** len(b.shape)  # sent padded: no dim is as long again as it was
-    itemsize = _itemsize(b)
+    itemsize = _itemsize(b) // words
     brought = move.bytes / {
         "all_reduce": 2 * (p - 1) / p,
         "all_gather": p - 1,

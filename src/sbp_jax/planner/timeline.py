@@ -90,11 +90,11 @@ class Positions:
                 self._own(op.outs, loop)
                 continue
             if op.bodies:
-                self._structured(op, graph, loop)
+                self._structured(op, loop)
             for link in op.links:
                 self._own(link.outs, loop)
 
-    def _structured(self, op: Structured, graph: Graph, loop: int) -> None:
+    def _structured(self, op: Structured, loop: int) -> None:
         indices = [n.index for body in op.bodies for n in body.nodes()] + [link.index for link in op.links]
         inner = {v.id for body in op.bodies for v in body.inputs}
         for body in op.bodies:
@@ -104,7 +104,7 @@ class Positions:
         self._place.update((link.index, place) for link in op.links)
         within = loop
         if op.kind in ("scan", "while"):
-            trips = op.bodies[-1].times / graph.times
+            trips = op.trips
             line = user_line(op.info)
             self.loops.append(Loop(place.first, place.last, trips, f"{op.kind} {line}".strip(), loop))
             within = len(self.loops) - 1

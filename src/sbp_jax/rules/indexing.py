@@ -2,6 +2,12 @@
 
 Split along an indexed dimension, every device looks up what lies in its own piece: a gather leaves a partial
 sum with zeros for the rest, a scatter drops what belongs to others.
+
+XLA turns a lookup or an update at one position into slices, and merges a slice of a slice into one without the clamping
+in between (JAX 0.10.2, plain ``jit`` too: ``dynamic_slice(dynamic_slice(x, (8,), (2,)), (0,), (1,))`` is not what it is
+without ``jit``). A position out of bounds then reads past the first slice, and boxing cuts slices everywhere. So
+positions of lookups are clamped explicitly here, and what an update at one position reads is behind an optimisation
+barrier.
 """
 
 from collections.abc import Sequence
@@ -48,6 +54,9 @@ def _gather_local(op: OpLike, local: Local, operand: Any, indices: Any) -> Any:
     code = local.in_codes[0]
     shifted = [d for d in numbers.start_index_map if local.is_split(code, d) and p["slice_sizes"][d] == 1]
     if not shifted:
+        if _mode(op) in ("clip", "promise"):
+            last = [operand.shape[d] - sizes[d] for d in numbers.start_index_map]
+            indices = _within(indices, np.asarray(last, np.int64))
         return op.primitive.bind(operand, indices, **params)
     index, here, valid = _shift(op, local, indices, numbers.start_index_map, p["slice_sizes"], shifted)
     params.update(mode=lax.GatherScatterMode.CLIP, fill_value=None)
@@ -135,6 +144,8 @@ def _scatter_local(op: OpLike, local: Local, operand: Any, indices: Any, updates
     numbers, code = op.params["dimension_numbers"], local.in_codes[0]
     index_dims = numbers.scatter_dims_to_operand_dims
     shifted = [d for d in index_dims if local.is_split(code, d) and d in numbers.inserted_window_dims]
+    if size(indices.shape[:-1]) == 1:
+        operand = lax.optimization_barrier(operand)  # it is copied anyway, and written to in place
     if not shifted:
         params = op.params
         if local.is_padded(1, op.ins[1].shape):  # updates that change nothing, at indices that may be others' too
@@ -195,8 +206,8 @@ def scatter_add(op: OpLike) -> Factors:
 
 @register("scatter", local=_scatter_local)
 def scatter(op: OpLike) -> Factors:
-    """Writing needs all updates in their order; operand and updates are partial together."""
-    return _scatter(op, None, any_partial(0, 2))
+    """Writing needs all updates in their order; operand and updates are partial together; not under a function."""
+    return _scatter(op, None, any_partial(0, 2) if op.params.get("update_jaxpr") is None else [])
 
 
 @register("scatter_min", "scatter_max", "scatter-min", "scatter-max", local=_scatter_local)
@@ -213,15 +224,14 @@ def scatter_mul(op: OpLike) -> Factors:
 
 
 def _dynamic_slice_local(op: OpLike, local: Local, operand: Any, *starts: Any) -> Any:
-    # Starts within bounds, said aloud: XLA merges a slice of this slice without the clamping in between (it is wrong in
-    # plain ``jit`` too, JAX 0.10.2), and boxing cuts slices of results.
     last = (n - k for n, k in zip(operand.shape, local.out_shapes[0], strict=True))
     return lax.dynamic_slice(operand, [_within(x, n) for x, n in zip(starts, last, strict=True)], local.out_shapes[0])
 
 
-def _within(start: Any, last: int) -> Any:
+def _within(start: Any, last: Any) -> Any:
+    """Positions clamped to 0..``last``, in their own dtype."""
     dtype = jnp.result_type(start)
-    return jnp.clip(start, 0, min(last, int(jnp.iinfo(dtype).max))).astype(dtype)
+    return jnp.clip(start, 0, np.minimum(last, jnp.iinfo(dtype).max).astype(dtype)).astype(dtype)
 
 
 @register("dynamic_slice", local=_dynamic_slice_local)

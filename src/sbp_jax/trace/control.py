@@ -8,7 +8,10 @@ body's argument and final result out), ``unstack``/``stack`` are what a scan tak
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core as jex
 
 from .._compat import opened, scan_operands
@@ -71,14 +74,16 @@ def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``lax.while_loop``: the condition is whole on every device, so that all stop together.
 
     A condition with effects is computed before the loop and at the end of its body, and carried: so does JAX where the
-    effects are ordered, and the collectives that send its result are then the plan's.
+    effects are ordered, and the collectives that send its result are then the plan's. Under ``vmap`` the condition has
+    an element for each loop of the batch: while one of them goes on, the others keep what they arrived at.
     """
     p, info = eqn.params, eqn.source_info
     (cond, cond_consts), (body, body_consts) = opened(p["cond_jaxpr"]), opened(p["body_jaxpr"])
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
     initial = ins[n_cond + n_body :]
     trips = _trip_count(cond, body, n_cond, n_body, initial)
-    inner_cond, inner = t.scoped(trips or 1.0), t.scoped(trips or 1.0)
+    times = 1.0 if trips is None else trips
+    inner_cond, inner = t.scoped(times), t.scoped(times)
     cond_enter = [_enter(inner_cond, x, v, info) for x, v in zip(ins, cond.invars[:n_cond], strict=False)]
     body_enter = [_enter(inner, x, v, info) for x, v in zip(ins[n_cond:], body.invars[:n_body], strict=False)]
     cond_carry = [inner_cond.value(v.aval) for v in cond.invars[n_cond:]]
@@ -87,13 +92,22 @@ def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     if cond.effects:
         again = [_enter(inner, x, v, info) for x, v in zip(ins, cond.invars[:n_cond], strict=False)]
         initial = [*t.inline(cond, cond_consts, [*ins[:n_cond], *initial]), *initial]
-        results = [*inner.inline(cond, cond_consts, [*(o.outs[0] for o in again), *results]), *results]
-        body_enter, cond_enter = [*body_enter, *again], []
         cond_carry = [inner_cond.value(cond.outvars[0].aval), *cond_carry]
         body_carry = [inner.value(cond.outvars[0].aval), *body_carry]
         predicate: list[Atom] = [cond_carry[0]]
+        if predicate[0].shape:
+            results = _kept(inner, eqn, body_carry[0], results, body_carry[1:])
+        results = [*inner.inline(cond, cond_consts, [*(o.outs[0] for o in again), *results]), *results]
+        body_enter, cond_enter = [*body_enter, *again], []
     else:
         predicate = inner_cond.inline(cond, cond_consts, [*(o.outs[0] for o in cond_enter), *cond_carry])
+        if predicate[0].shape:
+            again = [_enter(inner, x, v, info) for x, v in zip(ins, cond.invars[:n_cond], strict=False)]
+            (goes_on,) = inner.inline(cond, cond_consts, [*(o.outs[0] for o in again), *body_carry])
+            results = _kept(inner, eqn, goes_on, results, body_carry)
+            body_enter = [*body_enter, *again]
+    if predicate[0].shape:
+        predicate = inner_cond.expand(eqn, *opened(jax.make_jaxpr(jnp.any)(_like(predicate[0]))), predicate)
     carry = [
         Op("sbp.carry", (x, y), (v, t.like(v), c), info=info)
         for x, y, v, c in zip(initial, results, body_carry, cond_carry, strict=True)
@@ -109,6 +123,25 @@ def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     params = {"trip_count": trips}
     t.ops.append(Structured("while", params, (cond_graph, body_graph), roles, info))
     return [op.outs[1] for op in (carry[1:] if cond.effects else carry)]
+
+
+def _like(x: Atom) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _kept(t: "Tracer", eqn: Any, goes_on: Atom, new: Sequence[Atom], old: Sequence[Atom]) -> list[Atom]:
+    """What a loop under ``vmap`` carries on: the new values of elements that go on, the old ones of those that stopped.
+
+    ``goes_on`` has the leading dims of the others.
+    """
+
+    def select(goes_on: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+        return lax.select(lax.broadcast_in_dim(goes_on, old.shape, range(goes_on.ndim)), new, old)
+
+    return [
+        t.expand(eqn, *opened(jax.make_jaxpr(select)(*map(_like, (goes_on, x, x)))), [goes_on, y, x])[0]
+        for y, x in zip(new, old, strict=True)
+    ]
 
 
 def _trip_count(cond: Any, body: Any, n_cond: int, n_body: int, initial: Sequence[Atom]) -> float | None:

@@ -113,6 +113,14 @@ class Structured:
         return [op for ops in self.roles.values() for op in ops]
 
     @property
+    def trips(self) -> float:
+        """How often a run of it runs its bodies: 0 for a loop without iterations, 1 where that is not known."""
+        if self.kind == "scan":
+            return float(self.params["length"])
+        trips = self.params.get("trip_count")
+        return 1.0 if trips is None else float(trips)
+
+    @property
     def ins(self) -> Iterator[Atom]:
         """What the boundary reads, bodies' results included."""
         return (x for op in self.links for x in op.ins)

@@ -88,7 +88,7 @@ class _Rewriter:
                 if isinstance(new, Structured) and new.kind == "scan":
                     collected.update((link.outs[0].id, (new, link)) for link in new.roles["stack"])
             elif first > self.turn:
-                pair = _Pair.between(self, collected, op)
+                pair = _Pair.between(self, collected, op, graph.times)
                 reads = [x for x in op.reads if pair is None or x.id not in pair.slices]
                 ops += self.again(reads, renamed, graph.times)
                 if isinstance(op, Op):
@@ -189,15 +189,16 @@ class _Rewriter:
 class _Pair:
     """An early scan that collects, and the late one that reads it slice by slice.
 
-    ``slices`` are the collected arrays that are not to be: by id, the early scan's result in its body.
+    ``slices`` are the collected arrays that are not to be: by id, the early scan's result in its body. ``times`` is how
+    often a step runs the scope that both are in.
     """
 
-    def __init__(self, rewriter: _Rewriter, early: Structured, slices: dict[int, Value]) -> None:
-        self.r, self.early, self.slices = rewriter, early, slices
+    def __init__(self, rewriter: _Rewriter, early: Structured, slices: dict[int, Value], times: float) -> None:
+        self.r, self.early, self.slices, self.times = rewriter, early, slices, times
 
     @classmethod
     def between(
-        cls, rewriter: _Rewriter, collected: Mapping[int, tuple[Structured, Op]], late: Op | Structured
+        cls, rewriter: _Rewriter, collected: Mapping[int, tuple[Structured, Op]], late: Op | Structured, times: float
     ) -> "_Pair | None":
         """The pair of a late scan with the early one that it reads dropped slices of, where there is one."""
         if not isinstance(late, Structured) or late.kind != "scan":
@@ -215,7 +216,7 @@ class _Pair:
         if not found:
             return None
         early, slices = max(found.values(), key=lambda pair: len(pair[1]))
-        return cls(rewriter, early, slices)
+        return cls(rewriter, early, slices, times)
 
     def rewrite(self, late: Structured) -> None:
         """The late scan's body makes the slices itself, from what it can read of the early scan's."""
@@ -259,7 +260,7 @@ class _Pair:
             if link.ins[0] is x:
                 return self.read("unstack", link.outs[0], x, late, cause)
         length = self.early.params["length"]
-        stack = self.r.link("sbp.stack", x, late.bodies[0].times / length, cause, (length, *x.shape))
+        stack = self.r.link("sbp.stack", x, self.times, cause, (length, *x.shape))
         self.early.roles["stack"].append(stack)
         return self.read("unstack", stack.outs[0], x, late, cause)
 
