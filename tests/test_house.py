@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "sbp_jax"
 MAX_LINES = 600
 
 # Importable by every room, importing none.
-GROUND = {"errors", "_compat"}
+GROUND = {"errors", "_compat", "paths"}
 
 # room -> the rooms it may import; it may also import what those may.
 ROOMS: dict[str, set[str]] = {

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.planner.layers import _folders, _read
+from sbp_jax.paths import folders
+from sbp_jax.planner.layers import _read
 from sbp_jax.report.layers import rows
 
 
@@ -70,8 +71,8 @@ def test_flax_modules_are_layers_and_lines_are_the_users() -> None:
     where = sbp.placement.abstract((4,), axis_names=("dp",), cluster="h100")
     plan = sbp.plan(step, params, x, placement=where, donate_argnums=0, in_sbp=(None, "S(0)"))
     found = {r.title: r for r in rows(plan)}
-    assert {"Dense_* x3", "head"} <= set(found)
-    assert sorted(found["Dense_* x3"].layers) == ["Dense_0", "Dense_1", "Dense_2"]
+    assert {"Dense_0..2 x3", "head"} <= set(found)
+    assert sorted(found["Dense_0..2 x3"].layers) == ["Dense_0", "Dense_1", "Dense_2"]
     moved = [b for b in plan.boxings() if b.collective != "none"]
     # Gradients are summed: each is made on a line of this file, and of no other.
     assert moved and all(b.user.startswith("test_layers.py:") for b in moved)
@@ -108,11 +109,15 @@ def test_named_scopes_divide_a_layer() -> None:
         (["0/params/0/w", "0/params/1/w"], ["params/0", "params/1"]),
         (["0/w1", "0/w2"], ["w1", "w2"]),
         (["0/a/k", "0/bias"], ["a", "bias"]),
+        (["0/0/0", "0/0/1", "0/2/0"], ["0/0", "0/0", "0/2"]),  # a list of (weight, bias)
+        (["0/0", "0/1"], ["0/0", "0/1"]),
+        (["teacher/head/k", "student/head/k"], ["teacher/head", "student/head"]),
+        (["0/net/up/k", "0/net/down/k"], ["net/up", "net/down"]),
         ([], []),
     ],
 )
 def test_names_of_layers(paths: list[str], names: list[str]) -> None:
-    assert _folders([p.split("/") for p in paths]) == names
+    assert folders(paths) == names
 
 
 @pytest.mark.parametrize(

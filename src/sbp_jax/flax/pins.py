@@ -1,15 +1,15 @@
 """Pins by variable path: ``{"head/kernel": sbp.split(1), "blocks/*/mlp/kernel": ("B", "S(0)")}``.
 
 A key is a path of variable names and indices, parts divided by "/". ``*`` stands for any one part or a piece of one,
-``**`` for any number of parts, none included. Where several keys match a variable the most specific one counts: the
+``**`` for any number of parts, none included, ``0..11`` and ``0,2..5`` for numbers. Paths as plans print them are keys,
+too ("0/params/blocks/0..11/mlp/kernel"). Where several keys match a variable the most specific one counts: the
 one with the fewest ``**``, of those the one with the most characters besides ``*``; two that are equal in that and
 ask for different signatures are an error. A value is a signature with one component for each mesh axis (one lone
 component on a mesh of one axis), a ``PartitionSpec``, or None: left to the planner, whatever else pins it.
 """
 
 import difflib
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from ..errors import PlanError, SignatureError
+from ..paths import matcher, without_holder, without_root
 from ..placement import Placement
 from ..planner import pin_signature
 from ..signature import Signature, SignatureLike
@@ -131,8 +132,7 @@ def _match(found: Sequence[Entry], asked: Asked, is_rooted: bool) -> dict[int, t
     best: dict[int, tuple[str, Pin]] = {}
     unmatched = []
     for key, pin in asked.pins.items():
-        matches = _matcher(key, asked.words)
-        hits = [i for i, names in spellings.items() if any(map(matches, names))]
+        hits = _hits(key, spellings, asked.words)
         if not hits:
             unmatched.append(key)
         for i in hits:
@@ -161,17 +161,18 @@ def specificity(key: str) -> tuple[int, int]:
     return -key.split("/").count("**"), len(key.replace("*", ""))
 
 
-def _matcher(key: Any, words: str) -> Callable[[str], bool]:
+def _hits(key: Any, spellings: Mapping[int, Sequence[str]], words: str) -> list[int]:
+    """The entries that a key means: as it stands, else as a path that a plan prints, which begins with the number of
+    the argument and may end with what holds the array ("0/model/head/kernel/value")."""
     if not isinstance(key, str) or not key:
         raise PlanError(f"{words}: keys are variable paths such as 'head/kernel' or 'blocks/*/kernel', got {key!r}")
-    expression = ""
-    for part in key.split("/"):
-        if part == "**":
-            expression += "(?:[^/]+/)*"
-        else:
-            expression += "[^/]*".join(map(re.escape, part.split("*"))) + "/"
-    compiled = re.compile(expression)
-    return lambda path: compiled.fullmatch(f"{path}/") is not None
+    short = without_root(key)
+    for way in dict.fromkeys((key, short, without_holder(key), without_holder(short))):
+        matches = matcher(way)
+        hits = [i for i, names in spellings.items() if any(map(matches, names))]
+        if hits:
+            return hits
+    return []
 
 
 def _nothing_matched(keys: Sequence[str], spellings: Sequence[tuple[str, ...]], words: str) -> str:
@@ -183,7 +184,7 @@ def _nothing_matched(keys: Sequence[str], spellings: Sequence[tuple[str, ...]], 
     some = ", ".join(shortest[:_MOST_NAMED]) + (f" and {len(shortest) - _MOST_NAMED} more" * (len(shortest) > 5))
     return (
         f"{words}: no variable matches {'; '.join(told)}. There are {some or 'no variables'}. In a key * stands for "
-        "one part of the path, ** for any number of parts"
+        "one part of the path, ** for any number of parts, 0..11 for numbers"
     )
 
 

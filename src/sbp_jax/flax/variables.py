@@ -12,13 +12,12 @@ from flax.linen import spmd
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import capture
+from ..paths import spellings
 from ..placement import from_sharding
 from ..signature import Signature
 
 # What nnx calls a variable's annotation, today and before 0.12.
 _ANNOTATIONS = ("out_sharding", "sharding_names", "sharding")
-# Parts that may be left out at the start of a path: linen's collection, and the model that an optimizer holds.
-_CONTAINERS = ("params", "model")
 # Below this part of a path lies an optimizer's state, in ``nnx.Optimizer`` and linen's ``TrainState``.
 _OPTIMIZER = "opt_state"
 
@@ -36,14 +35,7 @@ class Entry:
 
     def spellings(self, is_rooted: bool) -> tuple[str, ...]:
         """The path, and what of it may be left out: the argument's name (``is_rooted``), then ``params``."""
-        found, parts = [self.path], self.path.split("/")
-        if is_rooted:
-            parts = parts[1:]
-            found.append("/".join(parts))
-        while parts and parts[0] in _CONTAINERS:
-            parts = parts[1:]
-            found.append("/".join(parts))
-        return tuple(dict.fromkeys(p for p in found if p))
+        return spellings(self.path, is_rooted)
 
 
 def is_object(x: Any) -> bool:

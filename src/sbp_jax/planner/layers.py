@@ -10,20 +10,18 @@ One pass or two over the nodes in plain Python: it may take a few microseconds a
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..insight import Spot
+from ..paths import folders, n_shared, plain
 from ..rules.base import is_a
 from ..trace import Lines, Op, Program, Value
 
 FORWARD, BACKWARD, UPDATE = range(3)
 _PHASES = ("forward", "backward", "update")
 PARAMETER, STATE, BATCH, OTHER = "parameters", "optimizer state", "batch", "other state"
-# The last part of a path that names no array: how nnx stores it.
-_HOLDERS = ("value", "raw_value")
 _TRANSFORM = re.compile(r"^\w+\((.*)\)$")
 _NAME = re.compile(r"^[A-Za-z_][\w.\-]*$")
 
@@ -41,12 +39,6 @@ class Layers:
 def layers(program: Program, lines: Lines) -> Layers:
     """The layers of a program's nodes and arguments."""
     return _Finder(program, lines).run()
-
-
-def parts_of(path: str) -> list[str]:
-    """The parts of an argument's path, without what only holds the array."""
-    parts = path.split("/")
-    return parts[:-1] if len(parts) > 1 and parts[-1] in _HOLDERS else parts
 
 
 @dataclass(slots=True)
@@ -127,7 +119,8 @@ class _Finder:
     def _arguments(self, kept: set[int], in_model: set[int]) -> tuple[list[str], list[str]]:
         """By argument: its kind, its layer."""
         ops = self.program.input_ops
-        depth = [len(parts_of(op.label)) for op in ops]
+        paths = plain([op.label for op in ops])
+        depth = [path.count("/") for path in paths]
         kinds: list[str] = []
         for k, op in enumerate(ops):
             v = op.outs[0]
@@ -137,19 +130,19 @@ class _Finder:
             else:
                 kinds.append(OTHER if op.label.startswith("constant ") else BATCH)
         parameters = [k for k, kind in enumerate(kinds) if kind == PARAMETER]
-        folders = dict(zip(parameters, _folders([parts_of(ops[k].label) for k in parameters]), strict=True))
+        of = dict(zip(parameters, folders([paths[k] for k in parameters]), strict=True))
         by_tail: dict[tuple[str, ...], str] = {}
         for k in parameters:
-            parts = parts_of(ops[k].label)
+            parts = paths[k].split("/")
             for cut in range(len(parts)):
-                by_tail.setdefault(tuple(parts[cut:]), folders[k])
-        places = {name: name for name in folders.values()}
+                by_tail.setdefault(tuple(parts[cut:]), of[k])
+        places = {name: name for name in of.values()}
         names: list[str] = []
-        for k, op in enumerate(ops):
-            if k in folders:
-                names.append(folders[k])
+        for k in range(len(ops)):
+            if k in of:
+                names.append(of[k])
                 continue
-            parts = tuple(parts_of(op.label))
+            parts = tuple(paths[k].split("/"))
             tails = [parts[cut:] for cut in range(1, len(parts))]
             home = next((by_tail[t] for t in tails if t in by_tail), None) if kinds[k] != BATCH else None
             if home is None and kinds[k] == OTHER:  # running statistics: beside the parameters of their layer
@@ -214,7 +207,9 @@ class _Finder:
         """The rest: by module names, by function, by what they read."""
         layer, phase, nodes = self.layer, self.phase, self.program.nodes
         start, end = len(self.program.input_ops), len(nodes) - len(self.program.output_ops)
-        known = {tuple(name.split("/")): k for name, k in self.names.items() if not name.startswith("(")}
+        layers = {tuple(name.split("/")): k for name, k in self.names.items() if not name.startswith("(")}
+        shared = n_shared([name[:-1] for name in layers])  # folders that no module is named after
+        known = {name[shared:]: k for name, k in layers.items()} | layers
         by_scope: dict[tuple[str, ...], int] = {}
         for k in range(start, end):
             if layer[k] < 0 and self.scope[k]:
@@ -312,24 +307,6 @@ def _read(stack: str) -> tuple[int, tuple[str, ...]]:
         if _NAME.match(part) and part not in ("checkpoint", "rematted_computation", "remat", "jit", "pjit"):
             found.append(part)
     return phase, tuple(found)
-
-
-def _folders(paths: Sequence[list[str]]) -> list[str]:
-    """Parameters' paths as names of layers: their folders, without what all begin with."""
-    above = [p[:-1] for p in paths]
-    first = min(above, default=[])
-    last = max(above, default=[])
-    shared = 0
-    while shared < min(len(first), len(last)) and first[shared] == last[shared]:
-        shared += 1
-    names = ["/".join(p[shared:]) for p in above]
-    if len(set(names)) == 1:  # all in one folder: each is a layer
-        return [p[-1] for p in paths]
-    if any(name and not name[0].isalpha() and name[0] != "_" for name in names) and shared:
-        named = [k for k in range(shared) if first[k][:1].isalpha()]
-        shared = named[-1] if named else shared
-        names = ["/".join(p[shared:]) for p in above]
-    return [name or p[-1] for name, p in zip(names, paths, strict=True)]
 
 
 def _within(scope: tuple[str, ...], known: dict[tuple[str, ...], int]) -> int:

@@ -1,10 +1,10 @@
 """What to say when no plan fits: by how much, what holds most of the memory, what would help."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import PlanError
+from ..paths import fold, starred
 from .least import Least
 from .memory import FootprintLike
 
@@ -34,10 +34,13 @@ class Holding:
 
 def holdings(footprint: FootprintLike, choice: Sequence[int], point: int) -> list[Holding]:
     """What is held at a node, largest first; equal arguments and lines of different layers are one."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[str, float]]] = {}
     for words, size in footprint.held(choice, point):
-        found.setdefault(re.sub(r"(?<=/)\d+(?=/|$)", "*", words), []).append(size)
-    return sorted((Holding(w, len(s), sum(s)) for w, s in found.items()), key=lambda h: -h.bytes)
+        found.setdefault(starred(words), []).append((words, size))
+    return sorted(
+        (Holding(", ".join(fold(w for w, _ in some)), len(some), sum(s for _, s in some)) for some in found.values()),
+        key=lambda h: -h.bytes,
+    )
 
 
 def too_small(limit: float, least: Least, footprint: FootprintLike) -> TooSmall:

@@ -1,15 +1,15 @@
 """What two plans do differently: signatures, boxings, seconds, bytes, memory, what they were made for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from ..paths import fold_layers, starred
 from ..plan import PlanData
 from . import html, svg
-from .layers import shown_names
-from .summary import Group, grouped
+from .summary import Group, folded, grouped, shown_arguments
 from .text import plain_text, table
-from .units import brief_bytes, human_seconds, pattern, percent, shape_text, short_line, signed
+from .units import brief_bytes, human_seconds, percent, shape_text, short_line, signed
 
 _MOST = 20
 
@@ -152,8 +152,7 @@ def diff(a: PlanData, b: PlanData) -> Diff:
     """
     return Diff(
         tuple(_remarks(a, b)), tuple(_numbers(a, b)),
-        tuple(_changes({p.path: (p.path, "", "", str(p.signature)) for p in a.inputs},
-                       {p.path: (p.path, "", "", str(p.signature)) for p in b.inputs})),
+        tuple(_changes(_arguments(a), _arguments(b))),
         tuple(_changes(_ops(a), _ops(b))), tuple(_moved(a, b)),
     )  # fmt: skip
 
@@ -185,40 +184,46 @@ def _numbers(a: PlanData, b: PlanData) -> list[Number]:
     return [Number(n.replace("_", " "), getattr(a, n), getattr(b, n), unit) for n, unit in names.items()]
 
 
-_Named = Mapping[Any, tuple[str, str, str, str]]
+# By what identifies it across plans: what, layer, phase, line, signature.
+_Named = Mapping[Any, tuple[str, str, str, str, str]]
 
 
 def _changes(a: _Named, b: _Named) -> list[Change]:
-    """What both have by key, or one alone: (what, layer, line, signature). Alike ones, numbers starred, once."""
-    found: dict[Change, list[str]] = {}
+    """What both have, or one alone, with another signature. Alike ones once, numbers as ranges."""
+    found: dict[Any, list[tuple[str, str]]] = {}
     for key in dict.fromkeys([*a, *b]):
         first, second = a.get(key), b.get(key)
-        what, where, source, _ = first or second or ("", "", "", "")
-        mine, others = first[3] if first else "", second[3] if second else ""
+        what, layer, phase, source, _ = first or second or ("", "", "", "", "")
+        mine, others = first[4] if first else "", second[4] if second else ""
         if mine != others:
-            found.setdefault(Change(pattern(what), where, source, mine, others), []).append(what)
-    return [
-        replace(c, what=names[0]) if len(names) == 1 else replace(c, what=f"{c.what} x{len(names)}")
-        for c, names in found.items()
-    ]
+            look = (starred(what), starred(f"{layer}/"), phase, source, mine, others)
+            found.setdefault(look, []).append((what, layer))
+    changes = []
+    for (_, _, phase, source, mine, others), some in found.items():
+        what = folded(what for what, _ in some) + (f" x{len(some)}" if len(some) > 1 else "")
+        layers = ", ".join(fold_layers(layer for _, layer in some if layer))
+        changes.append(Change(what, f"{layers}, {phase}" if layers else "", source, mine, others))
+    return changes
 
 
-def _ops(plan: PlanData) -> dict[Any, tuple[str, str, str, str]]:
+def _arguments(plan: PlanData) -> _Named:
+    names = shown_arguments(plan)
+    return {p.path: (names[p.path], "", "", "", str(p.signature)) for p in plan.inputs}
+
+
+def _ops(plan: PlanData) -> _Named:
     """Decisions that are no arguments, by what identifies them across plans: layer, op, line, shape, phase, a count."""
-    names = shown_names(plan)
-    found: dict[Any, tuple[str, str, str, str]] = {}
+    found: dict[Any, tuple[str, str, str, str, str]] = {}
     for d in plan.insight.decisions:
         if d.name or not d.shape:
             continue
-        for name, phase in dict.fromkeys(
-            (names.get(s.layer, s.layer), s.phase) for s in (plan.insight.spots[k] for k, _ in d.spots)
-        ):
+        for layer, phase in dict.fromkeys((s.layer, s.phase) for s in (plan.insight.spots[k] for k, _ in d.spots)):
             line = short_line(d.source)
-            key = (name, phase, d.op, line, d.shape)
+            key = (layer, phase, d.op, line, d.shape)
             k = 0
             while (*key, k) in found:
                 k += 1
-            found[(*key, k)] = (f"{d.op} {shape_text(d.shape, d.dtype)}", f"{name}, {phase}", line, str(d.signature))
+            found[(*key, k)] = (f"{d.op} {shape_text(d.shape, d.dtype)}", layer, phase, line, str(d.signature))
     return found
 
 
@@ -228,7 +233,7 @@ def _moved(a: PlanData, b: PlanData) -> list[Moved]:
     def by_value(plan: PlanData) -> dict[Any, list[Group]]:
         found: dict[Any, list[Group]] = {}
         for g in grouped(plan):
-            found.setdefault((g.value, g.lines, g.first.shape), []).append(g)
+            found.setdefault((starred(g.first.value), g.lines, g.first.shape), []).append(g)
         return found
 
     def words(groups: list[Group]) -> str:
@@ -243,7 +248,8 @@ def _moved(a: PlanData, b: PlanData) -> list[Moved]:
         how = "changed" if x and y else "removed" if x else "added"
         seconds = sum(g.seconds for g in y) - sum(g.seconds for g in x)
         sent = sum(g.bytes for g in y) - sum(g.bytes for g in x)
-        found.append(Moved(how, f"{key[0]} {shape_text(key[2])}", key[1], words(x), words(y), seconds, sent))
+        value = folded(dict.fromkeys(v for g in (*x, *y) for v in g.values))
+        found.append(Moved(how, f"{value} {shape_text(key[2])}", key[1], words(x), words(y), seconds, sent))
     return sorted(found, key=lambda m: -abs(m.seconds))
 
 

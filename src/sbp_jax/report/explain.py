@@ -3,17 +3,18 @@
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import PlanError
 from ..insight import Alternative, Decision
+from ..paths import is_pattern, matcher, spellings
 from ..plan import PlanData
 from . import html, svg
 from .layers import shown_names
-from .summary import Group, grouped
-from .units import brief_bytes, human_seconds, pattern, shape_text, short_line, signed, star
+from .summary import Group, folded, grouped, shown_arguments
+from .units import brief_bytes, human_seconds, shape_text, short_line, signed
 
 _MOST = 10
 _FEW = 3
@@ -30,12 +31,13 @@ class Explained:
     made_by: tuple[str, ...]
     used_by: tuple[str, ...]
     boxings: tuple[Group, ...]
+    name: str
 
     @property
     def title(self) -> str:
         """What it is."""
         d = self.decision
-        return f"{_name(d)} {shape_text(d.shape, d.dtype)}{f' x{d.count}' if d.count > 1 else ''}"
+        return f"{self.name} {shape_text(d.shape, d.dtype)}{f' x{d.count}' if d.count > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +137,12 @@ def explain(plan: PlanData, what: str) -> Explanation:
 
     ordered = sorted(numbers, key=weight, reverse=True)
     shown = ordered if kind == "argument" else ordered[:_MOST]
-    names = shown_names(plan)
+    layers, names = shown_names(plan), _names(plan)
     items = tuple(
         Explained(
-            d := insight.decisions[k], tuple(dict.fromkeys(_place(plan, names, s) for s, _ in d.spots)),
-            _neighbours(plan, d.made_by), _neighbours(plan, users[k]), tuple(grouped(plan, around[k])),
+            d := insight.decisions[k], tuple(dict.fromkeys(_place(plan, layers, s) for s, _ in d.spots)),
+            _neighbours(plan, names, d.made_by), _neighbours(plan, names, users[k]), tuple(grouped(plan, around[k])),
+            names[k],
         )
         for k in shown
     )  # fmt: skip
@@ -149,49 +152,82 @@ def explain(plan: PlanData, what: str) -> Explanation:
 
 
 def find(plan: PlanData, what: str) -> tuple[str, list[int]]:
-    """The decisions meant by an argument's path, a layer's name, a source line "file.py:51" or a value's name; paths
-    and layers may have stars. ``PlanError`` with the nearest names where there is none."""
+    """The decisions meant by a name: any that reports print, and what the user calls it.
+
+    An argument's path, its argument and ``params`` left out or not; a layer, a module that has layers below it, or a
+    path to either; both with ``*``, ``**`` and ranges (``blocks/0..11``); a source line "file.py:51"; a value's name.
+    ``PlanError`` with the nearest names where there is none.
+    """
     insight = plan.insight
     if not insight.decisions:
         raise PlanError(
             f"the plan of {plan.function} does not say what else its decisions could have been: it is the trivial plan "
             "of a program in which nothing is to be decided, or was made without them"
         )
-    paths = [leaf.path for leaf in plan.inputs]
+    shown = shown_arguments(plan)
+    names = {path: tuple(dict.fromkeys((path, *spellings(shown[path])))) for path in shown}
+    arguments = dict(zip([x.path for x in plan.inputs], insight.argument_decisions, strict=True))
     layers = list(dict.fromkeys(s.layer for s in insight.spots))
-    if what in paths:
-        return "argument", _distinct(k for p, k in zip(paths, insight.argument_decisions, strict=True) if p == what)
+    what = what.strip().removesuffix("/") or what
     if what in layers:
-        return "layer", _in_layers(plan, {what})
+        return "layer", _in_layers(plan, {x for x in layers if x == what or x.startswith(f"{what}/")})
+    exact = [p for p in names if what in (p, shown[p])] or [p for p in names if what in names[p]]
+    if exact:
+        return "argument", _distinct(arguments[p] for p in exact)
     if _LINE.match(what):
         found = [k for k, d in enumerate(insight.decisions) if short_line(d.source) == what]
         if found:
             return "line", found
-    if any(c in what for c in "*?["):
-        pairs = zip(paths, insight.argument_decisions, strict=True)
-        found = _distinct(k for p, k in pairs if fnmatch.fnmatchcase(p, what))
-        if found:
-            return "argument", found
-        some = {name for name in layers if fnmatch.fnmatchcase(name, what)}
-        if some:
-            return "layer", _in_layers(plan, some)
+    some = _layers_meant(plan, what, names, layers)
+    if is_pattern(what):
+        ways = [matcher(what), lambda name: fnmatch.fnmatchcase(name, what)]
+        for matches in ways:
+            found = _distinct(arguments[p] for p in names if any(map(matches, names[p])))
+            if found:
+                return "argument", found
+            some = some or {name for name in layers if matches(name)}
+            if some:
+                return "layer", _in_layers(plan, some)
+    if some:
+        return "layer", _in_layers(plan, some)
     made = {b.value: c.maker for b, c in zip(plan.boxing_list, insight.crossings, strict=True)}
     found = [k for k, d in enumerate(insight.decisions) if what in (d.name, d.op, *d.op.split("+"))]
     if found or what in made:
         return "value", found or [made[what]]
-    tails = [k for p, k in zip(paths, insight.argument_decisions, strict=True) if p.endswith(f"/{what}")]
+    tails = [k for p, k in arguments.items() if p.endswith(f"/{what}") or shown[p].endswith(f"/{what}")]
     if tails:
         return "argument", _distinct(tails)
     lines = [short_line(d.source) for d in insight.decisions if d.source]
     every = list(
-        dict.fromkeys([*paths, *layers, *map(star, layers), *lines, *made, *(d.op for d in insight.decisions)])
-    )
+        dict.fromkeys(
+            [*(n for some in names.values() for n in some), *layers, *shown_names(plan).values(), *lines, *made,
+             *(d.op for d in insight.decisions)]
+        )
+    )  # fmt: skip
     near = difflib.get_close_matches(what, every, n=4, cutoff=0.4)
+    first = next(iter(shown.values()), "")
     raise PlanError(
         f"nothing in the plan of {plan.function} is called {what!r}"
         f"{'; did you mean ' + ', '.join(map(repr, near)) + '?' if near else '.'} Possible are paths of arguments "
-        f"({paths[0]!r}), layers ({', '.join(map(repr, layers[:3]))} ...), lines ('file.py:51') and names of values"
+        f"({first!r}), layers ({', '.join(map(repr, layers[:3]))} ...), lines ('file.py:51') and names of values"
     )
+
+
+def _layers_meant(plan: PlanData, what: str, names: Mapping[str, Sequence[str]], layers: Sequence[str]) -> set[str]:
+    """The layers that a module's name, or a pattern of layers or modules, means: itself and all below it."""
+    matches = matcher(what)
+
+    def below(name: str) -> bool:
+        """Whether it, or a folder of it, is meant."""
+        parts = name.split("/")
+        return any(matches("/".join(parts[:k])) for k in range(1, len(parts) + 1))
+
+    found = {name for name in layers if not name.startswith("(") and below(name)}
+    if not found:  # by the path of what lies in it: "0/params/blocks/3"
+        of = dict(zip(names, plan.insight.argument_layers, strict=True))
+        meant = {of[p] for p in names if any(below(n.rpartition("/")[0]) for n in names[p] if "/" in n)}
+        found = {x for x in layers if x in meant or any(x.startswith(f"{m}/") for m in meant)}
+    return found
 
 
 def _distinct(numbers: Iterable[int]) -> list[int]:
@@ -208,19 +244,24 @@ def _place(plan: PlanData, names: dict[str, str], spot: int) -> str:
     return f"{names.get(s.layer, s.layer)}, {s.phase}"
 
 
-def _neighbours(plan: PlanData, numbers: Sequence[int]) -> tuple[str, ...]:
+def _neighbours(plan: PlanData, names: Mapping[int, str], numbers: Sequence[int]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for k in numbers:
         d = plan.insight.decisions[k]
         line = short_line(d.source)
-        found[f"{_name(d)}{f' [{line}]' if line else ''} as ({d.signature})"] = None
+        found[f"{names[k]}{f' [{line}]' if line else ''} as ({d.signature})"] = None
     texts = list(found)
     return tuple(texts if len(texts) <= _NEIGHBOURS else [*texts[:_NEIGHBOURS], f"{len(texts) - _NEIGHBOURS} more"])
 
 
-def _name(d: Decision) -> str:
-    """An argument's path, starred where several share the decision; else the primitives."""
-    return (pattern(d.name) if d.count > 1 else d.name) or d.op
+def _names(plan: PlanData) -> dict[int, str]:
+    """By decision its name: the paths of the arguments that share it; else the primitives."""
+    shown = shown_arguments(plan)
+    paths: dict[int, list[str]] = {}
+    for leaf, k in zip(plan.inputs, plan.insight.argument_decisions, strict=True):
+        paths.setdefault(k, []).append(shown[leaf.path])
+    return {k: folded(paths[k]) if k in paths and d.name else d.name or d.op
+            for k, d in enumerate(plan.insight.decisions)}  # fmt: skip
 
 
 def _difference(a: Alternative) -> str:

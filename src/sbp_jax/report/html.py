@@ -138,8 +138,8 @@ def _costs(layers: Sequence[Row], facts: Facts | None) -> str:
     items = "".join(f'<span><s style="background:{c}"></s>{escape(w)}</span>' for c, w in legend)
     items += '<span><s style="border:1.5px solid var(--wait)"></s>all boxing, overlapped or not</span>'
     return (
-        '<h2>Where the time goes</h2><p class="sub">A step on each device, by layer: compute + boxing. Layers of one '
-        f'look are one bar.</p><div class="legend">{items}</div>{pictures.costs(layers, facts)}'
+        '<h2>Where the time goes</h2><p class="sub">A step on each device, by layer: compute + boxing. Layers alike '
+        f'are one bar.</p><div class="legend">{items}</div>{pictures.costs(layers, facts)}'
     )
 
 
@@ -163,7 +163,7 @@ def _holders(plan: PlanData, layers: Sequence[Row]) -> str:
     for r in layers:
         for leaf in r.parameters:
             size = math.prod(leaf.shape) * r.count
-            candidates.append((size, leaf.path.removesuffix("/value"), leaf.signature, leaf.shape))
+            candidates.append((size, leaf.path, leaf.signature, leaf.shape))
         candidates += [(math.prod(a.shape), f"{a.op} in {r.name}", a.signature, a.shape) for a in r.activations]
     found: dict[object, tuple[str, Signature, tuple[int, ...]]] = {}
     for _, name, signature, shape in sorted(candidates, key=lambda c: -c[0]):

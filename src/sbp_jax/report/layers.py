@@ -1,15 +1,15 @@
-"""A plan by layer: layers of one look folded, with what they hold split how, what they compute and send."""
+"""A plan by layer: layers alike in all that is shown share a row, with what they hold split how, compute and send."""
 
 import bisect
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..insight import PHASES, Decision
+from ..paths import fold_layers, plain
 from ..plan import Boxing, Leaf, PlanData
 from ..signature import Signature
-from .units import local_bytes, star
+from .units import local_bytes
 
 _MATRICES = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
@@ -27,7 +27,7 @@ class Activation:
 
 @dataclass(slots=True)
 class Row:
-    """Layers of one look together. Seconds, bytes and counts are a step's, on one device, of all of them.
+    """Layers alike together. Seconds, bytes and counts are a step's, on one device, of all of them.
 
     ``parameters`` are those of one of them, ``kept_bytes`` what all hold in parameters and optimizer state,
     ``peak_bytes`` what all hold at the peak. ``compute`` and ``boxing`` seconds are by phase. ``exposed_seconds`` are
@@ -64,7 +64,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        """``blocks/* x96``."""
+        """``blocks/0..95 x96``."""
         return f"{self.name} x{self.count}" if self.count > 1 else self.name
 
 
@@ -85,38 +85,34 @@ def rows(plan: PlanData, exposed: Mapping[int, float] | None = None) -> list[Row
     if not insight.spots:
         return []
     leaves: dict[str, list[Leaf]] = {}
-    for leaf, kind, layer in zip(plan.inputs, insight.argument_kinds, insight.argument_layers, strict=True):
+    for leaf, name, kind, layer in zip(
+        plan.inputs, plain([x.path for x in plan.inputs]), insight.argument_kinds, insight.argument_layers, strict=True
+    ):
         if kind == "parameters":
-            leaves.setdefault(layer, []).append(leaf)
+            leaves.setdefault(layer, []).append(replace(leaf, path=name))
     order: dict[str, None] = {}
     start = len(plan.inputs)
     for spot in dict.fromkeys(insight.node_spots[start:]):
         order[insight.spots[spot].layer] = None
     order.update((s.layer, None) for s in insight.spots)
-    found: dict[object, Row] = {}
-    of: dict[str, Row] = {}
+    makes = _activations(plan)
+    alike: dict[object, list[str]] = {}
     for layer in order:
-        own = leaves.get(layer, [])
-        look = (star(layer), tuple((x.path.rpartition("/")[2], x.shape, x.dtype, x.signature) for x in own))
-        row = found.get(look)
-        if row is None:
-            row = found[look] = Row(layer, [], own)
-        row.layers.append(layer)
-        of[layer] = row
-    names = Counter(star(row.name) for row in found.values())
-    for row in found.values():
-        if row.count > 1:
-            row.name = star(row.name) if names[star(row.name)] == 1 else f"{row.name} and alike"
+        own = tuple((leaf_name(x), x.shape, x.dtype, x.signature) for x in leaves.get(layer, ()))
+        made = tuple((a.shape, a.signature) for a in makes.get(layer, ()))
+        alike.setdefault((own, made, layer if layer.startswith("(") else ""), []).append(layer)
+    of: dict[str, Row] = {}
+    for some in alike.values():
+        for name, members in fold_layers(some).items():
+            row = Row(name, members, leaves.get(members[0], []), makes.get(members[0], []))
+            of.update(dict.fromkeys(members, row))
+    found = list({id(row): row for row in (of[layer] for layer in order)}.values())
     _account(plan, of, exposed or {})
-    for row in found.values():
-        row.activations = _activations(plan, row)
-    return [
-        r for r in found.values() if r.parameters or r.boxings or r.compute_seconds or r.boxing_seconds or r.peak_bytes
-    ]
+    return [r for r in found if r.parameters or r.boxings or r.compute_seconds or r.boxing_seconds or r.peak_bytes]
 
 
 def shown_names(plan: PlanData) -> dict[str, str]:
-    """Each layer's name as reports show it: with stars where several of one look are one row."""
+    """Each layer's name as reports show it: that of its row, ``blocks/0..11`` where several alike are one."""
     return {layer: row.name for row in rows(plan) for layer in row.layers}
 
 
@@ -154,16 +150,23 @@ def boxing_spot(plan: PlanData, made_in: int, used_in: int) -> int:
     return same[0] if same else made_in
 
 
-def _activations(plan: PlanData, row: Row) -> list[Activation]:
-    """What the matrix products of a layer make going forward, in order; else the largest value it makes."""
+def _activations(plan: PlanData) -> dict[str, list[Activation]]:
+    """What the matrix products of each layer make going forward, in order; else the largest value it makes."""
     spots = plan.insight.spots
-    mine = set(row.layers)
-    forward = [
-        d
-        for d in (plan.insight.decisions[k] for k in row.decisions)
-        if not d.name and d.shape and any(spots[s].layer in mine and spots[s].phase == "forward" for s, _ in d.spots)
-    ]
-    products = [d for d in forward if d.op.startswith(_MATRICES)]
-    chosen: Sequence[Decision] = products or sorted(forward, key=lambda d: -math.prod(d.shape))[:1]
-    found = {(d.shape, d.signature): Activation(d.shape, d.dtype, d.signature, d.op, d.source) for d in chosen}
-    return list(found.values())
+    forward: dict[str, list[Decision]] = {}
+    for d in plan.insight.decisions:
+        if not d.name and d.shape:
+            for layer in dict.fromkeys(spots[s].layer for s, _ in d.spots if spots[s].phase == "forward"):
+                forward.setdefault(layer, []).append(d)
+    made: dict[str, list[Activation]] = {}
+    for layer, some in forward.items():
+        products = [d for d in some if d.op.startswith(_MATRICES)]
+        chosen: Sequence[Decision] = products or sorted(some, key=lambda d: -math.prod(d.shape))[:1]
+        found = {(d.shape, d.signature): Activation(d.shape, d.dtype, d.signature, d.op, d.source) for d in chosen}
+        made[layer] = list(found.values())
+    return made
+
+
+def leaf_name(leaf: Leaf) -> str:
+    """The last part of a parameter's path."""
+    return leaf.path.rpartition("/")[2]

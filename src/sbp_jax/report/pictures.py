@@ -92,7 +92,7 @@ def flow(plan: PlanData, layers: Sequence[Row]) -> str:
             parts.append(svg.text(left + 12, y + 38, f"{r.count} layers alike", size=11, css="dim"))
         for k, leaf in enumerate(ordered):
             at = y + 10 + 20 * k
-            name = leaf.path.removesuffix("/value").rpartition("/")[2]
+            name = leaf.path.rpartition("/")[2]
             title = f"{name} {shape_text(leaf.shape, leaf.dtype)} is held as ({leaf.signature})"
             chips, end = _chips(left + 222, at, leaf.signature, title)
             parts += [chips, svg.text(end + 6, at + 12, f"{svg.shorten(name, 14)} {shape_text(leaf.shape)}", size=11)]

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..paths import fold, plain, starred
 from ..plan import Boxing, Leaf, PlanData
 from .facts import Facts
 from .layers import shown_names
-from .units import brief, human_bytes, human_seconds, pattern, percent, short_line
+from .units import brief, human_bytes, human_seconds, percent, short_line
 
 
 def proof(plan: PlanData) -> str:
@@ -42,6 +43,7 @@ class Group:
 
     first: Boxing
     layer: str
+    values: list[str] = field(default_factory=list)
     times: float = 0.0
     bytes: float = 0.0
     seconds: float = 0.0
@@ -53,13 +55,25 @@ class Group:
 
     @property
     def value(self) -> str:
-        """The value's name, its numbers starred."""
-        return pattern(self.first.value)
+        """The values' names, as ranges."""
+        return folded(self.values or [self.first.value])
 
     @property
     def lines(self) -> str:
         """The user's line that makes the value, and the one that needs it otherwise."""
         return lines_of(self.first)
+
+
+def folded(names: Iterable[str]) -> str:
+    """Names in a few words: those that differ in numbers as ranges, and how many others there are."""
+    first, *others = fold(names)
+    return f"{first} and {len(others)} more" if others else first
+
+
+def shown_arguments(plan: PlanData) -> dict[str, str]:
+    """Each argument's path as reports show it."""
+    paths = [leaf.path for leaf in plan.inputs]
+    return dict(zip(paths, plain(paths), strict=True))
 
 
 def lines_of(b: Boxing) -> str:
@@ -82,13 +96,15 @@ def grouped(plan: PlanData, boxings: Iterable[Boxing] | None = None) -> list[Gro
             for b, c in zip(plan.boxing_list, insight.crossings, strict=True)
             for layer in [insight.spots[c.made_in].layer]
         }
+    arguments = shown_arguments(plan)
     groups: dict[object, Group] = {}
     for b in plan.boxing_list if boxings is None else boxings:
         if b.collective == "none":
             continue
         layer = layers.get(b.id, "")
-        key = (b.src, b.dst, b.collective, b.axes, b.source, b.user, b.shape, pattern(b.value), layer)
+        key = (b.src, b.dst, b.collective, b.axes, b.source, b.user, b.shape, starred(b.value), layer)
         group = groups.setdefault(key, Group(b, layer))
+        group.values.append(arguments.get(b.value, b.value))
         group.times += b.times
         group.bytes += b.bytes * b.times
         group.seconds += b.seconds * b.times
@@ -159,11 +175,10 @@ def _instead(seconds: float, now: float, how: str) -> str:
 
 
 def argument_groups(leaves: Iterable[Leaf]) -> list[tuple[str, Leaf, int]]:
-    """Arguments of one look together: (name with stars, the first, how many), the largest first."""
-    groups: dict[tuple[str, str, tuple[int, ...], str], tuple[Leaf, int]] = {}
-    for leaf in leaves:
-        key = (pattern(leaf.path), leaf.dtype, leaf.shape, str(leaf.signature))
-        first, count = groups.get(key, (leaf, 0))
-        groups[key] = (first, count + 1)
-    ordered = sorted(groups.items(), key=lambda kv: -math.prod(kv[0][2]) * kv[1][1])
-    return [(key[0], leaf, count) for key, (leaf, count) in ordered]
+    """Arguments alike but for numbers in their names: (name with ranges, the first, how many), the largest first."""
+    leaves = list(leaves)
+    looks: dict[object, dict[str, Leaf]] = {}
+    for leaf, name in zip(leaves, plain([x.path for x in leaves]), strict=True):
+        looks.setdefault((leaf.dtype, leaf.shape, leaf.signature), {})[name] = leaf
+    groups = [(name, some[members[0]], len(members)) for some in looks.values() for name, members in fold(some).items()]
+    return sorted(groups, key=lambda g: -math.prod(g[1].shape) * g[2])

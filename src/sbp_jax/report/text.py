@@ -9,12 +9,11 @@ from rich.table import Table
 
 from ..plan import Leaf, PlanData
 from .facts import Facts
-from .layers import Row, rows
+from .layers import Row, leaf_name, rows
 from .summary import argument_groups, at_peak, changes, grouped, local_copies, lowering, peak_text, proof, simulated
 from .units import brief, brief_bytes, percent, shape_text
 from .units import human_bytes as human_bytes
 from .units import human_seconds as human_seconds
-from .units import pattern as pattern
 
 WIDTH = 160
 _MOST_LAYERS = 20
@@ -125,12 +124,6 @@ def _layers(layers: list[Row], has_facts: bool) -> Table:
                 brief_bytes(sum(r.peak_bytes for r in some)),
             )  # fmt: skip
     return made
-
-
-def leaf_name(leaf: Leaf) -> str:
-    """The last part of an argument's path that names it."""
-    parts = leaf.path.split("/")
-    return parts[-2] if len(parts) > 1 and parts[-1] in ("value", "raw_value") else parts[-1]
 
 
 def _arguments(leaves: Iterable[Leaf]) -> Table:

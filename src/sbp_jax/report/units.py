@@ -1,8 +1,7 @@
-"""Numbers as people read them, names that fold."""
+"""Numbers as people read them."""
 
 import functools
 import math
-import re
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -47,20 +46,6 @@ def signed(text: str, number: float) -> str:
 def percent(part: float, whole: float) -> str:
     """``12 %`` of a whole."""
     return f"{part / whole:.0%}" if whole else "0%"
-
-
-def pattern(path: str) -> str:
-    """A path with its numbers starred, so that layers fold: ``0/layers/3/w`` -> ``0/layers/*/w``.
-
-    The first part says which argument, and stays.
-    """
-    first, slash, rest = path.partition("/")
-    return first + slash + star(rest)
-
-
-def star(name: str) -> str:
-    """A name with every number that stands alone, or ends a part, starred: ``blocks/3`` -> ``blocks/*``."""
-    return re.sub(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[A-Za-z_])\d+(?=/|$)", "*", name)
 
 
 def shape_text(shape: Sequence[int], dtype: str = "") -> str:
