@@ -1,6 +1,7 @@
 """What differs between versions of JAX, or is not said in its public interface. Nothing else may depend on either."""
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -51,6 +52,22 @@ def trace_context() -> Any:
     ``enable_x64``, ``default_matmul_precision``, promotion rules, ``debug_nans``, the mesh and the axes around, more.
     """
     return _config.trace_context()
+
+
+_numbers: dict[Any, int] = {}
+_count = itertools.count()
+_met: tuple[Any, int] = (None, -1)
+
+
+def context_number() -> int:
+    """``trace_context`` as a number: a quick key. The last one met is not looked for."""
+    global _met
+    context, known = trace_context(), _met
+    if context == known[0]:
+        return known[1]
+    number = _numbers.setdefault(context, next(_count))
+    _met = context, number  # of any thread: one assignment, both or neither
+    return number
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -179,6 +179,13 @@ def test_moments_follow_their_parameters_unless_zero_says_where_they_lie() -> No
     assert moments(sbp.AutoParallelConfig(zero_stage=1)) & {"S(0)", "S(1)"}
 
 
+def test_static_arguments_are_compared_by_type_and_value() -> None:
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    scaled = sbp.flax.jit(lambda model, x, by: x * by, placement=place(2), static_argnames="by")
+    x = np.ones(8, np.int32)
+    assert [scaled(model, x, by).dtype for by in (2, 2.0, True, 1)] == [np.int32, np.float32, np.int32, np.int32]
+
+
 def test_static_arguments_methods_and_rest_arguments() -> None:
     class Trainer(nnx.Module):
         def __init__(self):

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..capture import typed
 from ..errors import PlanError
 from .variables import is_object, path_of
 
@@ -19,6 +20,8 @@ class Recipe:
     tree: Any
     kinds: tuple[tuple[str, str], ...]
     statics: tuple[tuple[str, Any], ...]
+    types: Any = ()
+    """Of the statics: 2 equals 2.0 and True equals 1, but they are other programs."""
 
     def arguments(self, objects: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
         """The named arguments with these objects and arrays."""
@@ -75,7 +78,7 @@ class Signature:
                     f"A Python value that the function only looks at is named in static_argnames={path_of(path[:1])!r}"
                 )
             kinds.append(("object" if is_object(x) else "array", where))
-        return Recipe(tree, tuple(kinds), statics), objects, arrays
+        return Recipe(tree, tuple(kinds), statics, typed(tuple(v for _, v in statics))), objects, arrays
 
     def call(self, fn: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """``fn`` with named arguments."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._compat import context_number
 from ..errors import PlacementError, SbpError, SignatureError
 from ..placement import Placement
 from ..signature import Signature
@@ -31,10 +32,10 @@ def call(
     tuples and dicts too); everything else, and numbers in ``kwargs``, is fixed, and part of what the step is compiled
     for. ``placement`` and ``sbp`` say where results live, for functions without tensors among their arguments.
     """
-    steps = STEPS.of(fn)
+    steps, context = STEPS.of(fn), context_number()
     if not kwargs:  # tensors alone: the usual case, and the quick one
         try:
-            step = steps.get(tuple([x.spec for x in args]))
+            step = steps.get((context, *[x.spec for x in args]))
         except (AttributeError, TypeError):
             step = None
         if step is not None:
@@ -43,7 +44,7 @@ def call(
     n_positional = len(leaves) if not kwargs else len(jax.tree.leaves(tuple(args), is_leaf=_is_leaf))
     values = [k for k, x in enumerate(leaves) if _is_value(x, k < n_positional)]
     chosen = set(values)
-    fixed = tuple((k, type(x), x) for k, x in enumerate(leaves) if k not in chosen)
+    fixed = tuple((k, type(x), _exact(x)) for k, x in enumerate(leaves) if k not in chosen)
     specs = [x.spec for x in leaves if isinstance(x, Stored)]
     where = same_placement(specs, name or _name(fn)) if specs else placement
     if where is None:
@@ -52,7 +53,7 @@ def call(
             "make one of the arguments a global tensor"
         )
     signs = tuple(_sign(leaves[k]) for k in values)
-    key = (tree, fixed, signs, where, sbp)
+    key = (context, tree, fixed, signs, where, sbp)
     try:
         step = steps.get(key)
     except TypeError as error:
@@ -60,7 +61,7 @@ def call(
     if step is None:
         step = steps[key] = _make(fn, leaves, tree, values, where, sbp, name or _name(fn))
         if sbp is None and not kwargs and all(isinstance(x, Stored) for x in args):
-            steps[tuple(x.spec for x in args)] = step
+            steps[context, *(x.spec for x in args)] = step
     return finish(make, step, [storage_of(leaves[k], where) for k in values], name or fn)
 
 
@@ -82,7 +83,7 @@ class Eager:
         self.steps: dict[Any, Step] = {}
 
     def __call__(self, make: Make, *xs: Any) -> Any:
-        key = tuple([x.spec if isinstance(x, Stored) else _sign(x) for x in xs])
+        key = (context_number(), *[x.spec if isinstance(x, Stored) else _sign(x) for x in xs])
         step = self.steps.get(key)
         if step is None:
             step = self.steps[key] = self._make(xs)
@@ -111,6 +112,11 @@ def aval_of(x: Any) -> Spec | jax.ShapeDtypeStruct:
         return weak_aval(x)
     array = x if hasattr(x, "dtype") else np.asarray(x)
     return jax.ShapeDtypeStruct(array.shape, np_dtype(array.dtype), weak_type=getattr(x, "weak_type", False))
+
+
+def _exact(x: Any) -> Any:
+    """A fixed value as a key: 0.0 and -0.0 are equal to Python, and nan is not to itself."""
+    return repr(x) if isinstance(x, float | complex) else x
 
 
 def _sign(x: Any) -> Any:
