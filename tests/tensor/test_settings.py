@@ -20,7 +20,7 @@ def test_rank_promotion() -> None:
     for _ in range(2):
         with jax.numpy_rank_promotion("allow"):
             assert (x + y).shape == (8, 8)
-        with jax.numpy_rank_promotion("raise"), pytest.raises(sbp.SbpError, match="rank promotion|rank_promotion"):
+        with jax.numpy_rank_promotion("raise"), pytest.raises(sbp.SbpError, match=r"rank promotion|rank_promotion"):
             x + y
 
 
