@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp_jax as sbp
-from sbp_jax.placement import from_partition_spec
+from sbp_jax.shardings import from_partition_spec
 
 
 def place(shape: tuple[int, ...]) -> sbp.Placement:

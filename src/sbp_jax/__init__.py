@@ -15,14 +15,14 @@ from .errors import SbpError as SbpError
 from .errors import SignatureError as SignatureError
 from .lower.count import count_collectives as count_collectives
 from .placement import Placement as Placement
-from .placement import from_sharding as from_sharding
 from .placement import placement as placement
-from .placement import to_partition_spec as to_partition_spec
-from .placement import to_sharding as to_sharding
 from .planned import Plan as Plan
 from .report.diff import diff as diff
 from .report.visualize import visualize as visualize
 from .rules import register_rule as register_rule
+from .shardings import from_sharding as from_sharding
+from .shardings import to_partition_spec as to_partition_spec
+from .shardings import to_sharding as to_sharding
 from .signature import Broadcast as Broadcast
 from .signature import Partial as Partial
 from .signature import Signature as Signature

@@ -35,6 +35,27 @@ def is_tracing() -> bool:
     return not trace_state_clean()
 
 
+def take_as_array(kind: type, value: Callable[[Any], Any], check: Callable[[Any], None]) -> None:
+    """Objects of this type as operands of JAX's primitives: ``value`` gives the array; ``check`` may refuse
+    an object whose type JAX asks for.
+
+    ``__jax_array__`` does this for ``jax.numpy`` alone; ``jax.lax``, and what calls it straight away (some of
+    ``jax.nn``), has no public way.
+    """
+    try:
+        from jax._src.core import pytype_aval_mappings
+        from jax._src.dtypes import register_canonicalize_value_handler
+    except ImportError:  # JAX's own message then
+        return
+
+    def aval(x: Any) -> Any:
+        check(x)
+        return jax.core.ShapedArray(x.shape, x.dtype)
+
+    register_canonicalize_value_handler(kind, value)
+    pytype_aval_mappings[kind] = aval
+
+
 def within_mesh(mesh: jax.sharding.Mesh) -> contextlib.AbstractContextManager[Any]:
     """A block of traced code on ``mesh``, whatever ``jax.set_mesh`` the caller stands in: ``shard_map`` takes no other.
 

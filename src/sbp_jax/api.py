@@ -21,8 +21,9 @@ from .placement import Placement, placement
 from .plan import PlanData
 from .planned import Plan
 from .planner import Request, best_of, candidates, make_plan, plan_to_fit
-from .planning import request_for
+from .planning import asked_placement, request_for
 from .progress import Progress
+from .shardings import PlacementLike
 from .signature import Signature
 from .trace import fingerprint, recompute
 
@@ -35,7 +36,7 @@ class ParallelFunction:
     def __init__(
         self,
         fn: Callable[..., Any],
-        where: Placement | int | str | None,
+        where: PlacementLike | int | str | None,
         config: AutoParallelConfig,
         donate_argnums: Sequence[int],
         static_argnums: Sequence[int],
@@ -46,9 +47,7 @@ class ParallelFunction:
         functools.update_wrapper(self, fn, updated=())
         self._fn, self._config = fn, config
         self._name = getattr(fn, "__name__", type(fn).__name__)
-        if not (where is None or where == "auto" or isinstance(where, Placement | int)) or isinstance(where, bool):
-            raise PlanError(f"placement is a sbp.placement(...), a number of devices, or 'auto'; got {where!r}")
-        self._placement = where
+        self._placement = asked_placement(where)
         self._donate, self._static = tuple(donate_argnums), tuple(static_argnums)
         self._in_sbp, self._out_sbp, self._given = in_sbp, out_sbp, given
         self._entries: dict[Any, LoweredStep] = {}
@@ -216,7 +215,7 @@ class ParallelFunction:
 def auto_parallel(
     fn: Callable[..., Any] | None = None,
     *,
-    placement: Placement | int | str | None = None,
+    placement: PlacementLike | int | str | None = None,
     config: AutoParallelConfig | None = None,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
@@ -230,15 +229,16 @@ def auto_parallel(
 
     Args:
         fn: a function of arrays in trees, as for ``jax.jit``.
-        placement: the devices as a named mesh; every visible device on one axis where left out. A number of devices,
-            or "auto" for all: the planner also chooses the mesh's shape, of one axis or two. More devices than there
-            are can be planned for where ``config.cluster`` names their hardware.
+        placement: the devices as a named mesh, a ``sbp.placement`` or a ``jax.sharding.Mesh``; every visible device on
+            one axis where left out. A number of devices, or "auto" for all: the planner also chooses the mesh's shape,
+            of one axis or two. More devices than there are can be planned for where ``config.cluster`` names their
+            hardware.
         config: options of the planner.
         donate_argnums: arguments whose memory the results may take over. A donated argument and the result that
             replaces it share one signature, so a training loop never moves its state.
         static_argnums: arguments that are Python values, as for ``jax.jit``.
-        in_sbp, out_sbp: pins: signatures, or ``PartitionSpec``s, for the arguments (a tuple, one entry for each; trees
-            and prefixes of trees are accepted, None leaves free) and for the results.
+        in_sbp, out_sbp: pins: signatures, ``PartitionSpec``s or ``NamedSharding``s, for the arguments (a tuple, one
+            entry for each; trees and prefixes of trees are accepted, None leaves free) and for the results.
         plan: run this plan, made elsewhere for the same function. Options beside it that say something else than the
             plan are errors; those left at their defaults say nothing.
 
@@ -266,7 +266,7 @@ def auto_parallel(
 def plan(
     fn: Callable[..., Any],
     *args: Any,
-    placement: Placement | int | str | None = None,
+    placement: PlacementLike | int | str | None = None,
     config: AutoParallelConfig | None = None,
     donate_argnums: int | Sequence[int] = (),
     in_sbp: Any = None,

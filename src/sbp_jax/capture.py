@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .errors import PlanError
 from .placement import Placement
-from .planner import inner_pins, pin_signature
+from .planner import Among, inner_pins, pin_of
 from .signature import Component, Signature
 from .trace import Program, build, without_collecting
 
@@ -105,7 +105,7 @@ def pins(
 
     ``uneven``: whether those inside may ask for padded pieces.
     """
-    pins: dict[int, tuple[Signature, str]] = {}
+    pins: dict[int, tuple[Signature | Among, str]] = {}
     n = in_tree.num_leaves
     arguments = jax.tree.unflatten(in_tree, range(n))[0]
     results = jax.tree.unflatten(jax.tree.structure(out_shape), range(len(program.output_ops)))
@@ -116,12 +116,12 @@ def pins(
         for k, signature in _spread(given, numbers, words):
             op = ops[k]
             name = f"{words} of {op.label or 'the result'}"
-            pins[op.index] = (pin_signature((op.outs or op.ins)[0].shape, signature, where, name), name)
+            pins[op.index] = (pin_of((op.outs or op.ins)[0].shape, signature, where, name), name)
     return pins | inner_pins(program, where, uneven)
 
 
 def _is_signature(x: Any) -> bool:
-    return x is None or isinstance(x, str | Signature | Component | PartitionSpec) or (
+    return x is None or isinstance(x, str | Signature | Component | PartitionSpec | NamedSharding) or (
         isinstance(x, tuple | list) and len(x) > 0 and all(isinstance(c, Component) for c in x)
     )  # fmt: skip
 

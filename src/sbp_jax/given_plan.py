@@ -8,7 +8,7 @@ from .config import AutoParallelConfig
 from .errors import PlanError
 from .placement import Placement
 from .plan import Leaf, PlanData
-from .planner import Pins
+from .planner import Pins, pin_allows
 from .trace import Op, Program, fingerprint
 
 _MOST_SHOWN = 3
@@ -119,7 +119,7 @@ def _pins(given: PlanData, program: Program, pins: Pins) -> list[str]:
     faults = [
         f"{words} is ({signature}), in the plan it is ({leaves[k].signature})"
         for k, (signature, words) in pins.items()
-        if k in leaves and leaves[k].signature != signature
+        if k in leaves and not pin_allows(signature, leaves[k].signature)
     ]
     if len(faults) > _MOST_SHOWN:
         return [*faults[:_MOST_SHOWN], f"and {len(faults) - _MOST_SHOWN} more"]

@@ -13,8 +13,8 @@ from . import capture
 from ._compat import trace_context, within_mesh
 from .errors import PlanError
 from .lower import global_function, local_function
-from .placement import to_partition_spec
 from .planned import Plan
+from .shardings import to_partition_spec
 from .trace import Program
 
 # XLA for CPUs starts all that can start by default: every gathered parameter is held from the beginning, whatever the

@@ -1,4 +1,4 @@
-"""Placements: which devices hold a tensor, arranged in a named n-d mesh; signatures <-> JAX shardings.
+"""Placements: which devices hold a tensor, arranged in a named n-d mesh.
 
 A placement is plain data (type, ranks, axis names). Its ``mesh`` is made on demand, so a placement
 for planning needs no devices at all (``placement.abstract``).
@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from .errors import PlacementError, SignatureError
-from .signature import Component, Partial, Signature, SignatureLike, Split, broadcast, signature_for
+from .errors import PlacementError
 
 _TYPES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
 
@@ -163,65 +162,3 @@ class _PlacementFactory:
 
 
 placement = _PlacementFactory()
-
-
-def to_partition_spec(
-    signature: SignatureLike, p: Placement, ndim: int, allow_unreduced: bool = False
-) -> PartitionSpec:
-    """The ``PartitionSpec`` of a tensor of rank ``ndim``, one entry for each dimension.
-
-    A dimension split by several axes names them outermost first. ``PartitionSpec`` cannot say partial:
-    that raises ``SignatureError``, or with ``allow_unreduced`` sums become ``P(..., unreduced={axis})``.
-    """
-    sig = signature_for(signature, ndim, p.shape)
-    entries: list[str | tuple[str, ...] | None] = []
-    for dim in range(ndim):
-        names = tuple(p.axis_names[i] for i in sig.split_axes(dim))
-        entries.append(names[0] if len(names) == 1 else names or None)
-    partial = {p.axis_names[i]: c for i, c in enumerate(sig) if isinstance(c, Partial)}
-    if not partial:
-        return PartitionSpec(*entries)
-    if not allow_unreduced:
-        raise SignatureError(
-            f"({sig}) is partial on {', '.join(partial)}: a PartitionSpec can say split and broadcast only. "
-            "Redistribute to B or S(dim) first, or pass allow_unreduced=True"
-        )
-    other = [c for c in partial.values() if c.op != "sum"]
-    if other:
-        raise SignatureError(f"({sig}): PartitionSpec(unreduced=...) means a sum; {other[0]} has no counterpart")
-    return PartitionSpec(*entries, unreduced=frozenset(partial))
-
-
-def to_sharding(signature: SignatureLike, p: Placement, ndim: int) -> NamedSharding:
-    """The ``NamedSharding`` of a tensor of rank ``ndim`` on ``p`` (whose devices must exist)."""
-    return NamedSharding(p.mesh, to_partition_spec(signature, p, ndim))
-
-
-def from_partition_spec(spec: PartitionSpec, axis_names: Sequence[str], ndim: int) -> Signature:
-    """The signature that ``spec`` means on axes ``axis_names``; what SBP cannot say raises."""
-    order = {name: i for i, name in enumerate(axis_names)}
-    components: list[Component] = [broadcast] * len(order)
-    if len(spec) > ndim:
-        raise SignatureError(f"{spec} has {len(spec)} entries, but the tensor has rank {ndim}")
-    for dim, entry in enumerate(spec.partitions):
-        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-        unknown = [n for n in names if n not in order]
-        if unknown:
-            raise SignatureError(f"{spec} names axes {unknown}; the mesh has {tuple(order)}")
-        if list(names) != sorted(names, key=order.__getitem__):
-            raise SignatureError(
-                f"{spec} splits dimension {dim} by {names}, against the order of the mesh axes {tuple(order)}: "
-                "signatures nest outermost first. Reorder the mesh's axes, or the entry"
-            )
-        for name in names:
-            components[order[name]] = Split(dim)
-    for name in getattr(spec, "unreduced", ()):
-        components[order[name]] = Partial("sum")
-    return Signature(tuple(components))
-
-
-def from_sharding(sharding: NamedSharding, ndim: int) -> Signature:
-    """The signature, on the sharding's own mesh, of a tensor of rank ``ndim``."""
-    if not isinstance(sharding, NamedSharding):
-        raise SignatureError(f"from_sharding takes a NamedSharding (a mesh with names), got {type(sharding).__name__}")
-    return from_partition_spec(sharding.spec, tuple(map(str, sharding.mesh.axis_names)), ndim)

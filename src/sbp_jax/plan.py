@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .errors import PlanError
 from .insight import Insight
-from .placement import Placement, to_partition_spec
+from .placement import Placement
+from .shardings import to_partition_spec
 from .signature import Signature
 from .timeline import Timeline
 

@@ -3,13 +3,31 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
 from . import cluster as clusters
 from .config import AutoParallelConfig
+from .errors import PlanError
 from .placement import Placement
 from .planner import Request
+from .shardings import as_placement
 
 _TIME_LIMIT_SECONDS = 60.0
 _RESERVE = 0.1
+
+
+def asked_placement(given: Any) -> Placement | int | str | None:
+    """What a user gives as ``placement=``: a placement or a mesh, how many devices, "auto", or nothing."""
+    if given is None or (isinstance(given, int | np.integer) and not isinstance(given, bool)):
+        return None if given is None else int(given)
+    if isinstance(given, str) and given == "auto":
+        return given
+    if isinstance(given, Placement | Mesh | AbstractMesh):
+        return as_placement(given)
+    raise PlanError(
+        f"placement is a sbp.placement(...), a jax.sharding.Mesh, a number of devices, or 'auto'; got {given!r}"
+    )
 
 
 def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progress: Callable[[str], None]) -> Request:

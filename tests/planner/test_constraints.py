@@ -207,9 +207,9 @@ def test_axes_in_another_order_are_the_same_mesh() -> None:
     ("ask", "message"),
     [
         (lambda x: constrain(x, on("a", mesh=mesh_of((8,), ("a",)))),
-         r"with_sharding_constraint at test_constraints.py.*P\('a', None\) is on a mesh \[a=8\], the plan is for "
+         r"with_sharding_constraint at test_constraints.py.*P\('a', None\) is on a mesh \[a=8\], the placement is "
          r"cpu\[dp=2, tp=4\].*Use the placement's mesh"),
-        (lambda x: constrain(x, on("dp", mesh=mesh_of((4, 2)))), r"mesh \[dp=4, tp=2\], the plan is for cpu\[dp=2"),
+        (lambda x: constrain(x, on("dp", mesh=mesh_of((4, 2)))), r"mesh \[dp=4, tp=2\], the placement is cpu\[dp=2"),
         (lambda x: constrain(x, on("dp", mesh=mesh_of(devices=jax.devices()[::-1]))),
          r"on a mesh of devices \[7, 6.*has \[0, 1, 2.*the same order"),
         (lambda x: constrain(x, on(("tp", "dp"))), r"against the order of the mesh axes"),

@@ -39,6 +39,8 @@ def test_placements() -> None:
     with pytest.raises(sbp.PlacementError, match="needs ranks"):
         sbp.zeros(4, 4, placement=sbp.placement("cpu", [0, 99]), sbp="S(0)")
     with pytest.raises(sbp.PlacementError, match="needs placement="):
+        sbp.zeros(4, sbp="S(0)")
+    with pytest.raises(sbp.PlacementError, match=r"must be a sbp.placement.*got 'cpu'"):
         sbp.zeros(4, placement="cpu", sbp="S(0)")  # pyright: ignore[reportArgumentType]
     with pytest.raises(sbp.PlacementError, match="abstract"):
         x().to_global(placement=sbp.placement.abstract((4,)))

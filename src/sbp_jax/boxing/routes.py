@@ -22,8 +22,8 @@ from .. import cluster as clusters
 from ..cluster import Cluster
 from ..errors import SignatureError
 from ..pieces import is_even, stored_shape
-from ..placement import Placement
-from ..signature import Partial, Signature, SignatureLike, broadcast, partial_sum, signature_for
+from ..shardings import PlacementLike, SbpLike, as_placement, signature_on
+from ..signature import Partial, Signature, broadcast, partial_sum
 from . import matrix
 from .table import Step, moves
 
@@ -152,9 +152,9 @@ def dtype_name(dtype: Any) -> str:
 
 
 def route(
-    src: SignatureLike,
-    dst: SignatureLike,
-    placement: Placement,
+    src: SbpLike,
+    dst: SbpLike,
+    placement: PlacementLike,
     shape: Sequence[int],
     dtype: object = "float32",
     cluster: Cluster | str | None = None,
@@ -166,9 +166,10 @@ def route(
     empty, or terms of this dtype cannot be reduced.
     """
     shape = tuple(shape)
-    a, b = (signature_for(s, len(shape), placement.shape) for s in (src, dst))
-    hardware = clusters.resolve(cluster or placement.cluster, placement.type, placement.is_abstract)
-    return _route(a, b, shape, dtype_name(dtype), placement.shape, placement.axis_names, hardware)
+    where = as_placement(placement)
+    a, b = (signature_on(s, len(shape), where) for s in (src, dst))
+    hardware = clusters.resolve(cluster or where.cluster, where.type, where.is_abstract)
+    return _route(a, b, shape, dtype_name(dtype), where.shape, where.axis_names, hardware)
 
 
 @functools.lru_cache(maxsize=65536)

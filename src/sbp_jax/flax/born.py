@@ -19,8 +19,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._compat import is_tracing
 from ..errors import PlacementError, PlanError
-from ..placement import Placement, to_partition_spec
+from ..placement import Placement
 from ..plan import PlanData
+from ..shardings import PlacementLike, to_partition_spec
 from ..signature import Component, Signature, Split, broadcast
 from .pins import Asked, PinDict, resolve
 from .variables import Entry, annotation, entries, is_leaf, is_object
@@ -33,7 +34,7 @@ SMALL_BYTES = 2**16
 def create(
     make: Callable[..., Any],
     *args: Any,
-    placement: Placement | None = None,
+    placement: PlacementLike | None = None,
     sbp: PinDict | None = None,
     plan: PlanData | None = None,
     **kwargs: Any,
@@ -59,7 +60,8 @@ def create(
         SignatureError: a signature that does not fit.
         PlacementError: an abstract placement, or one whose devices do not exist.
     """
-    where = checked(Where(placement, sbp, plan), "sbp.flax.create")
+    given: Any = placement
+    where = checked(Where(given, sbp, plan), "sbp.flax.create")
     return born(make, args, kwargs, [Asked(sbp)] if sbp else [], where)
 
 

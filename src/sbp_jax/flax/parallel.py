@@ -5,10 +5,12 @@ import inspect
 from typing import Any, TypeVar
 
 from flax import linen, nnx
+from jax.sharding import AbstractMesh, Mesh
 
 from ..errors import PlanError
 from ..placement import Placement
 from ..plan import PlanData
+from ..shardings import PlacementLike
 from .born import born
 from .linen import wrap_init
 from .pins import PinDict
@@ -38,7 +40,7 @@ def _metaclass(base: type) -> type:
 def parallel(
     cls: Any = None,
     *,
-    placement: Placement | None = None,
+    placement: PlacementLike | None = None,
     sbp: PinDict | None = None,
     config: Any = None,
     plan: PlanData | None = None,
@@ -64,7 +66,8 @@ def parallel(
     Raises:
         PlanError: what is decorated is no module class; at creation as ``sbp.flax.create``, which see.
     """
-    where = checked(Where(placement, sbp, plan, config), "sbp.flax.parallel")
+    given: Any = placement
+    where = checked(Where(given, sbp, plan, config), "sbp.flax.parallel")
     if cls is None:
         return functools.partial(parallel, placement=placement, sbp=sbp, config=config, plan=plan)
     _check_class(cls)
@@ -77,7 +80,7 @@ def parallel(
 
 
 def _check_class(cls: Any) -> None:
-    if isinstance(cls, Placement):
+    if isinstance(cls, Placement | Mesh | AbstractMesh):
         raise PlanError("sbp.flax.parallel takes the placement by name: @sbp.flax.parallel(placement=p)")
     if inspect.isclass(cls):
         if not issubclass(cls, nnx.Module | linen.Module):

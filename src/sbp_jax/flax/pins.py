@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import PlanError, SignatureError
 from ..paths import matcher, without_holder, without_root
 from ..placement import Placement
 from ..planner import pin_signature
-from ..signature import Signature, SignatureLike
+from ..shardings import PlacementLike, SbpLike, as_placement
+from ..signature import Signature
 from .variables import Entry, entries, pure
 
-Pin: TypeAlias = SignatureLike | PartitionSpec | None
+Pin: TypeAlias = SbpLike | None
 PinDict: TypeAlias = Mapping[str, Pin]
 
 _MOST_NAMED = 5
@@ -39,7 +40,7 @@ class Asked:
     words: str = "sbp"
 
 
-def pins(tree: Any, sbp: PinDict | None = None, placement: Placement | None = None) -> Any:
+def pins(tree: Any, sbp: PinDict | None = None, placement: PlacementLike | None = None) -> Any:
     """The signatures of a state's leaves, for ``in_sbp`` or ``out_sbp`` of ``sbp.auto_parallel``.
 
     Args:
@@ -61,7 +62,8 @@ def pins(tree: Any, sbp: PinDict | None = None, placement: Placement | None = No
     if sbp is not None and not isinstance(sbp, Mapping):
         raise PlanError(f"sbp is a dictionary of signatures by variable path, got {type(sbp).__name__}")
     found, structure = entries(pure(tree))
-    resolved = resolve(found, [Asked(sbp)] if sbp else [], placement, is_rooted=False)
+    where = None if placement is None else as_placement(placement)
+    resolved = resolve(found, [Asked(sbp)] if sbp else [], where, is_rooted=False)
     return jax.tree.unflatten(structure, resolved)
 
 
@@ -189,6 +191,6 @@ def _nothing_matched(keys: Sequence[str], spellings: Sequence[tuple[str, ...]], 
 
 
 def _text(pin: Pin) -> str:
-    if pin is None or isinstance(pin, PartitionSpec):
+    if pin is None or isinstance(pin, PartitionSpec | NamedSharding):
         return str(pin)
     return f"({Signature.of(pin)})"

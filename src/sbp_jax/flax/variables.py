@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import capture
 from ..paths import spellings
-from ..placement import from_sharding
+from ..shardings import from_sharding
 from ..signature import Signature
 
 # What nnx calls a variable's annotation, today and before 0.12.

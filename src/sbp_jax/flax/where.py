@@ -1,16 +1,18 @@
 """Where variables are to lie, and what ``sbp.flax.parallel`` has written on classes about it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
 
 from ..config import AutoParallelConfig
 from ..errors import PlacementError, PlanError
 from ..placement import Placement, placement
 from ..plan import PlanData
+from ..shardings import as_placement
 from .pins import Asked, PinDict
 
 # Where a decorated class keeps what it was decorated with.
@@ -35,9 +37,11 @@ class Where:
 
 def checked(where: Where, called: str) -> Where:
     """``where``, or an error that says what ``called`` takes."""
+    if isinstance(where.placement, Mesh | AbstractMesh):
+        where = replace(where, placement=as_placement(where.placement))
     if where.placement is not None and not isinstance(where.placement, Placement):
         raise PlacementError(
-            f"{called} takes placement=sbp.placement(...), a mesh with names; got {where.placement!r}. Where the "
+            f"{called} takes placement=sbp.placement(...) or a jax.sharding.Mesh; got {where.placement!r}. Where the "
             "planner is to choose the mesh, plan a step first (sbp.flax.jit(step, placement='auto').plan(...), with "
             "nnx.eval_shape for the model) and pass plan="
         )

@@ -18,9 +18,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .. import boxing
 from ..errors import PlanError
 from ..pieces import is_even
-from ..placement import to_partition_spec
 from ..plan import Boxing, PlanData
 from ..rules import is_opaque_kernel
+from ..shardings import to_partition_spec
 from ..signature import Partial, Signature, broadcast
 from ..trace import Atom, Op, Program, Value
 from .emit import Emitter, Scope, check_program

@@ -7,6 +7,7 @@ from ..errors import SignatureError
 from ..pieces import stored_shape
 from ..placement import Placement
 from ..rules.widen import PARTIAL, B, Code, signature_of
+from ..shardings import check_mesh
 from ..signature import local_shape
 from ..trace import Constraint
 
@@ -36,7 +37,7 @@ def among(asked: Constraint, shape: Sequence[int], placement: Placement, uneven:
     if not asked.mesh:
         _check_device(asked, placement)
         return None
-    _check_mesh(asked, placement)
+    check_mesh(asked.mesh, asked.devices, placement, str(asked))
     order = {name: k for k, name in enumerate(placement.axis_names)}
     free_dims = {d for d, names in enumerate(asked.dims) if names is None}
     axes = [frozenset((B, *free_dims)) for _ in order]
@@ -58,28 +59,6 @@ def among(asked: Constraint, shape: Sequence[int], placement: Placement, uneven:
     least = signature_of(tuple(next(iter(found)) if len(found) == 1 else B for found in axes))
     (stored_shape if uneven else local_shape)(shape, least, placement.shape)
     return Among(tuple(axes), str(asked))
-
-
-def _check_mesh(asked: Constraint, placement: Placement) -> None:
-    """The same axes, in whatever order, and where both have devices the same ones at the same coordinates."""
-    here = dict(zip(placement.axis_names, placement.shape, strict=True))
-    if dict(asked.mesh) != here:
-        axes = ", ".join(f"{name}={n}" for name, n in asked.mesh)
-        raise SignatureError(
-            f"{asked} is on a mesh [{axes}], the plan is for {placement}: the axes must have the same names "
-            "and sizes. Use the placement's mesh, or plan with placement=mesh"
-        )
-    if asked.devices is None or placement.is_abstract:
-        return
-    mesh = placement.mesh
-    turned = mesh.devices.transpose([placement.axis_names.index(name) for name, _ in asked.mesh])
-    ids = [d.id for d in turned.flat]
-    if list(asked.devices) != ids:
-        raise SignatureError(
-            f"{asked} is on a mesh of devices {list(asked.devices)}, {placement} has "
-            f"{ids}: the devices must be the same, in the same order. Use the placement's mesh, or plan with "
-            "placement=mesh"
-        )
 
 
 def _check_device(asked: Constraint, placement: Placement) -> None:

@@ -1,9 +1,10 @@
 """Which values can be partial at all, so that strategies nobody can use are never looked at."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..rules import Factors
-from ..signature import Partial, ReduceOp
+from ..signature import Partial, ReduceOp, Signature
 from ..trace import Op, Program, Value
 
 
@@ -36,6 +37,16 @@ def partial_kinds(program: Program, factors: Sequence[Factors]) -> dict[int, set
     return kinds
 
 
+def _pinned_sums(params: Mapping[str, Any]) -> set[ReduceOp]:
+    """The reductions that a pin asks its value to be partial in."""
+    if "constraint" in params:
+        return {"sum"} if params["constraint"].partial else set()
+    pin = params["signature"]
+    if isinstance(pin, Signature):
+        return {c.op for c in pin if isinstance(c, Partial)}
+    return {"sum"} if getattr(getattr(pin, "spec", pin), "unreduced", ()) else set()
+
+
 def _has_loops(program: Program) -> bool:
     """Whether any node reads what a later one makes."""
     made: set[int] = set()
@@ -57,9 +68,7 @@ def useful_linear(op: Op, factors: Factors, kinds: dict[int, set[ReduceOp]]) -> 
 
     asked = op.params.get("kinds", ()) if op.primitive is None else ()
     if op.name == "sbp.pin":
-        asked = {c.op for c in op.params.get("signature", ()) if isinstance(c, Partial)}
-        if "constraint" in op.params and op.params["constraint"].partial:
-            asked = {"sum"}
+        asked = _pinned_sums(op.params)
     partial = {k: found for k, x in enumerate(op.ins) if isinstance(x, Value) and (found := kinds.get(x.id))}
     if not partial and not asked:
         return tuple([not item.operands for item in factors.linear])  # what takes no terms makes them

@@ -9,14 +9,15 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from ..errors import InternalError, PlanError, SignatureError
 from ..pieces import stored_shape
-from ..placement import Placement, from_partition_spec
+from ..placement import Placement
 from ..rules.widen import Code, Strategy, code_of, signature_of
-from ..signature import Signature, broadcast, local_shape, signature_for
-from ..trace import Op, Program, user_line
+from ..shardings import signature_on
+from ..signature import Signature, broadcast, local_shape
+from ..trace import Op, Program, constraint_of, user_line
 from .constraints import Among, among
 
 # What the pins leave of an op's strategies.
@@ -60,6 +61,11 @@ def narrow_to_pins(program: Program, pins: Pins, placement: Placement) -> Allowe
 
 def _test(pin: Signature | Among) -> Callable[[Code], bool]:
     return pin.allows if isinstance(pin, Among) else code_of(pin).__eq__
+
+
+def pin_allows(pin: Signature | Among, signature: Signature) -> bool:
+    """Whether a signature with resolved dims obeys a pin."""
+    return _test(pin)(code_of(signature))
 
 
 def ops_between(program: Program, first: Op, last: Op) -> str:
@@ -140,7 +146,7 @@ def inner_pins(
         constraint = op.params.get("constraint")
         if constraint is None:
             name = f"to_global at {line}"
-            pins[op.index] = (pin_signature(shape, op.params["signature"], placement, name, uneven), name)
+            pins[op.index] = (pin_of(shape, op.params["signature"], placement, name, uneven), name)
             continue
         name = f"{constraint.call} at {line}"
         try:
@@ -152,14 +158,27 @@ def inner_pins(
     return pins
 
 
+def pin_of(
+    shape: Sequence[int], given: Any, placement: Placement, words: str, uneven: bool = False
+) -> Signature | Among:
+    """As ``pin_signature``; a ``PartitionSpec`` with dimensions left ``UNCONSTRAINED`` leaves a choice."""
+    spec = given.spec if isinstance(given, NamedSharding) else given
+    if not isinstance(spec, PartitionSpec) or PartitionSpec.UNCONSTRAINED not in tuple(spec):
+        return pin_signature(shape, given, placement, words, uneven)
+    mesh = given.mesh if isinstance(given, NamedSharding) else AbstractMesh(placement.shape, placement.axis_names)
+    try:
+        found = among(constraint_of(NamedSharding(mesh, spec), len(shape), words), shape, placement, uneven)
+    except (SignatureError, ValueError) as error:
+        raise PinError(f"{words}: {error}") from None
+    return found if found is not None else Signature((broadcast,) * placement.ndim)
+
+
 def pin_signature(
     shape: Sequence[int], signature: Any, placement: Placement, words: str, uneven: bool = False
 ) -> Signature:
-    """A user's pin, a signature or a ``PartitionSpec``, checked against the shape of the value it is for."""
+    """A user's pin (a signature, ``PartitionSpec`` or ``NamedSharding``), checked against its value's shape."""
     try:
-        if isinstance(signature, PartitionSpec):
-            signature = from_partition_spec(signature, placement.axis_names, len(shape))
-        resolved = signature_for(signature, len(shape), placement.shape)
+        resolved = signature_on(signature, len(shape), placement)
         (stored_shape if uneven else local_shape)(shape, resolved, placement.shape)
     except SignatureError as error:
         raise PinError(f"{words}: {error}") from None

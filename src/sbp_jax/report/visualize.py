@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax.sharding import AbstractMesh, Mesh
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
@@ -12,7 +13,8 @@ from rich.table import Table
 from ..errors import SignatureError
 from ..pieces import piece_box
 from ..placement import Placement
-from ..signature import Partial, Signature, signature_for
+from ..shardings import PlacementLike, as_placement, signature_on
+from ..signature import Partial, Signature
 from . import svg
 from .text import plain_text
 from .units import shape_text
@@ -74,7 +76,7 @@ class Visualization:
         return svg.fragment(picture(self))
 
 
-def visualize(tensor: Any, placement: Placement | None = None, shape: Sequence[int] | None = None) -> Visualization:
+def visualize(tensor: Any, placement: PlacementLike | None = None, shape: Sequence[int] | None = None) -> Visualization:
     """Which device holds which piece of ``tensor``; partial values are marked.
 
     Args:
@@ -87,10 +89,11 @@ def visualize(tensor: Any, placement: Placement | None = None, shape: Sequence[i
     Raises:
         SignatureError: for something else, or a signature that the shape cannot have.
     """
-    if isinstance(tensor, tuple) and len(tensor) == 3 and isinstance(tensor[1], Placement):
+    if isinstance(tensor, tuple) and len(tensor) == 3 and isinstance(tensor[1], Placement | Mesh | AbstractMesh):
         tensor, placement, shape = tensor
     if placement is not None and shape is not None:
-        return of_signature(signature_for(tensor, len(shape), placement.shape), placement, tuple(shape))
+        where = as_placement(placement)
+        return of_signature(signature_on(tensor, len(shape), where), where, tuple(shape))
     where = getattr(tensor, "placement", None)
     if isinstance(where, Placement):
         given: Any = tensor

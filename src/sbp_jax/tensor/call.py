@@ -10,7 +10,7 @@ import numpy as np
 from .._compat import context_number
 from ..errors import PlacementError, SbpError, SignatureError
 from ..placement import Placement
-from ..signature import Signature
+from ..shardings import SbpLike
 from .core import Stored
 from .engine import STEPS, Step, invoke, same_placement, step_for, weak_aval
 from .spec import Spec, np_dtype
@@ -24,7 +24,7 @@ Make = Callable[[Spec, Any], Any]
 
 def call(
     make: Make, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], name: str = "",
-    placement: Placement | None = None, sbp: Signature | None = None,
+    placement: Placement | None = None, sbp: SbpLike | None = None,
 ) -> Any:  # fmt: skip
     """``fn(*args, **kwargs)`` of logical values; results are made by ``make`` from spec and storage.
 
@@ -33,7 +33,7 @@ def call(
     for. ``placement`` and ``sbp`` say where results live, for functions without tensors among their arguments.
     """
     steps, context = STEPS.of(fn), context_number()
-    if not kwargs:  # tensors alone: the usual case, and the quick one
+    if not kwargs and sbp is None:  # tensors alone: the usual case, and the quick one
         try:
             step = steps.get((context, *[x.spec for x in args]))
         except (AttributeError, TypeError):
@@ -140,7 +140,7 @@ def _is_value(x: Any, positional: bool) -> bool:
 
 def _make(
     fn: Callable[..., Any], leaves: Sequence[Any], tree: Any, values: Sequence[int], where: Placement,
-    sbp: Signature | None, name: str,
+    sbp: SbpLike | None, name: str,
 ) -> Step:  # fmt: skip
     """Trace, plan and lower one call."""
     rest = list(leaves)

@@ -10,28 +10,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from ..errors import SignatureError
-from ..placement import Placement
-from ..signature import SignatureLike
+from ..shardings import PlacementLike, SbpLike, placement_for
 from . import storage as stores
 from .call import call
 from .core import Stored
 from .global_tensor import GlobalTensor
-from .redistribute import check_placement
 from .spec import np_dtype, spec_for
 
 Shape = Sequence[int] | int
 _FLOAT = float  # as JAX has it: 32 bits unless x64 is enabled
 
 
-def tensor(data: Any, dtype: Any = None, *, placement: Placement, sbp: SignatureLike | None = None) -> GlobalTensor:
+def tensor(
+    data: Any, dtype: Any = None, *, placement: PlacementLike | None = None, sbp: SbpLike | None = None
+) -> GlobalTensor:
     """A global tensor of ``data`` (nested lists, numpy, ``jax.Array``, another global tensor).
 
     Where the signature is partial, the first device along the axis holds the value and the others the identity.
     ``sbp`` None is broadcast. In a program of several processes all must pass the same data.
     """
-    check_placement(placement)
+    placement = placement_for(placement, sbp)
     if isinstance(data, GlobalTensor):
         moved = data if dtype is None else data.astype(dtype)
         return moved.to_global(placement=placement, sbp=spec_for(data.shape, data.dtype, placement, sbp).sbp)
@@ -53,28 +54,32 @@ def _as_numpy(data: Any) -> np.ndarray:
     return array
 
 
-def local_to_global(locals_: Any, *, placement: Placement, sbp: SignatureLike) -> GlobalTensor:
+def local_to_global(locals_: Any, *, placement: PlacementLike | None = None, sbp: SbpLike) -> GlobalTensor:
     """The tensor whose components are ``locals_``: one for each rank of this process in the placement's order, or a
     dict by rank.
 
     Shapes are checked across all ranks. Along axes that are broadcast the first device's component is everybody's.
     Raises ``SignatureError`` where shapes or dtypes do not make up one tensor.
     """
-    check_placement(placement)
-    return GlobalTensor(*stores.local_to_global(locals_, placement, sbp))
+    return GlobalTensor(*stores.local_to_global(locals_, placement_for(placement, sbp), sbp))
 
 
 def generate(
     fn: Callable[..., Any], values: Sequence[Any], fixed: dict[str, Any], shape: Shape, dtype: Any,
-    placement: Placement, sbp: SignatureLike | None,
+    placement: PlacementLike | None, sbp: SbpLike | None,
 ) -> GlobalTensor:  # fmt: skip
     """``fn(*values, **fixed)``, of ``shape`` and ``dtype``, born in its signature."""
     spec = spec_for(shape, dtype, placement, sbp)
-    return call(GlobalTensor, fn, tuple(values), fixed, placement=placement, sbp=spec.sbp)
+    return call(GlobalTensor, fn, tuple(values), fixed, placement=spec.placement, sbp=spec.sbp)
 
 
 def full(
-    shape: Shape, fill_value: Any, dtype: Any = None, *, placement: Placement, sbp: SignatureLike | None = None
+    shape: Shape,
+    fill_value: Any,
+    dtype: Any = None,
+    *,
+    placement: PlacementLike | None = None,
+    sbp: SbpLike | None = None,
 ) -> GlobalTensor:
     """``fill_value`` everywhere."""
     kind = np_dtype(dtype if dtype is not None else jax.dtypes.canonicalize_dtype(np.result_type(fill_value)))
@@ -86,24 +91,30 @@ def _full(value: Any, *, shape: tuple[int, ...]) -> Any:
     return jnp.broadcast_to(value, shape)
 
 
-def zeros(*shape: Any, dtype: Any = _FLOAT, placement: Placement, sbp: SignatureLike | None = None) -> GlobalTensor:
+def zeros(
+    *shape: Any, dtype: Any = _FLOAT, placement: PlacementLike | None = None, sbp: SbpLike | None = None
+) -> GlobalTensor:
     """Zeros; the shape as numbers or as one tuple."""
     return full(_sizes(shape), 0, dtype, placement=placement, sbp=sbp)
 
 
-def ones(*shape: Any, dtype: Any = _FLOAT, placement: Placement, sbp: SignatureLike | None = None) -> GlobalTensor:
+def ones(
+    *shape: Any, dtype: Any = _FLOAT, placement: PlacementLike | None = None, sbp: SbpLike | None = None
+) -> GlobalTensor:
     """Ones; the shape as numbers or as one tuple."""
     return full(_sizes(shape), 1, dtype, placement=placement, sbp=sbp)
 
 
-def empty(*shape: Any, dtype: Any = _FLOAT, placement: Placement, sbp: SignatureLike | None = None) -> GlobalTensor:
+def empty(
+    *shape: Any, dtype: Any = _FLOAT, placement: PlacementLike | None = None, sbp: SbpLike | None = None
+) -> GlobalTensor:
     """As ``zeros``: JAX has no uninitialised arrays."""
     return zeros(*shape, dtype=dtype, placement=placement, sbp=sbp)
 
 
 def arange(
-    start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, placement: Placement,
-    sbp: SignatureLike | None = None,
+    start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, placement: PlacementLike | None = None,
+    sbp: SbpLike | None = None,
 ) -> GlobalTensor:  # fmt: skip
     """``jax.numpy.arange``."""
     bounds = (0, start, step) if stop is None else (start, stop, step)
@@ -117,7 +128,12 @@ def _arange(*, bounds: tuple[Any, Any, Any], dtype: Any) -> Any:
 
 
 def eye(
-    n: int, m: int | None = None, dtype: Any = _FLOAT, *, placement: Placement, sbp: SignatureLike | None = None
+    n: int,
+    m: int | None = None,
+    dtype: Any = _FLOAT,
+    *,
+    placement: PlacementLike | None = None,
+    sbp: SbpLike | None = None,
 ) -> GlobalTensor:
     """``jax.numpy.eye``."""
     size = (n, n if m is None else m)
@@ -129,8 +145,8 @@ def _eye(*, n: int, m: int, dtype: Any) -> Any:
 
 
 def linspace(
-    start: float, stop: float, num: int = 50, dtype: Any = _FLOAT, *, placement: Placement,
-    sbp: SignatureLike | None = None,
+    start: float, stop: float, num: int = 50, dtype: Any = _FLOAT, *, placement: PlacementLike | None = None,
+    sbp: SbpLike | None = None,
 ) -> GlobalTensor:  # fmt: skip
     """``jax.numpy.linspace``."""
     fixed = {"bounds": (start, stop, num), "dtype": np_dtype(dtype)}
@@ -159,7 +175,7 @@ def _draw(key_data: Any, *bounds: Any, sampler: str, shape: tuple[int, ...], dty
 
 def _random(
     sampler: str, shape: tuple[Any, ...], bounds: Sequence[Any], seed: Any, dtype: Any, placement: Any,
-    sbp: SignatureLike | None,
+    sbp: SbpLike | None,
 ) -> GlobalTensor:  # fmt: skip
     sizes, kind = _tuple(_sizes(shape)), np_dtype(dtype)
     fixed = {"sampler": sampler, "shape": sizes, "dtype": kind}
@@ -167,22 +183,30 @@ def _random(
 
 
 def randn(
-    *shape: Any, seed: Any = None, dtype: Any = _FLOAT, placement: Placement, sbp: SignatureLike | None = None
+    *shape: Any,
+    seed: Any = None,
+    dtype: Any = _FLOAT,
+    placement: PlacementLike | None = None,
+    sbp: SbpLike | None = None,
 ) -> GlobalTensor:
     """``jax.random.normal(jax.random.key(seed), shape)``; ``seed`` an int or a key."""
     return _random("normal", shape, (), seed, dtype, placement, sbp)
 
 
 def rand(
-    *shape: Any, seed: Any = None, dtype: Any = _FLOAT, placement: Placement, sbp: SignatureLike | None = None
+    *shape: Any,
+    seed: Any = None,
+    dtype: Any = _FLOAT,
+    placement: PlacementLike | None = None,
+    sbp: SbpLike | None = None,
 ) -> GlobalTensor:
     """``jax.random.uniform(jax.random.key(seed), shape)``; ``seed`` an int or a key."""
     return _random("uniform", shape, (), seed, dtype, placement, sbp)
 
 
 def randint(
-    low: int, high: int, shape: Shape, *, seed: Any = None, dtype: Any = "int32", placement: Placement,
-    sbp: SignatureLike | None = None,
+    low: int, high: int, shape: Shape, *, seed: Any = None, dtype: Any = "int32",
+    placement: PlacementLike | None = None, sbp: SbpLike | None = None,
 ) -> GlobalTensor:  # fmt: skip
     """``jax.random.randint(jax.random.key(seed), shape, low, high)``."""
     sizes, kind = _tuple(shape), np_dtype(dtype)
@@ -196,10 +220,13 @@ def _randint(key_data: Any, *, shape: tuple[int, ...], bounds: tuple[int, int], 
 
 def _like(make: Callable[..., GlobalTensor]) -> Callable[..., GlobalTensor]:
     def like(
-        x: Stored, *, dtype: Any = None, placement: Placement | None = None, sbp: SignatureLike | None = None
+        x: Stored, *, dtype: Any = None, placement: PlacementLike | None = None, sbp: SbpLike | None = None
     ) -> GlobalTensor:
-        kept = sbp if sbp is not None else x.sbp if placement is None or placement.ndim == x.placement.ndim else None
-        return make(x.shape, dtype=dtype or x.dtype, placement=placement or x.placement, sbp=kept)
+        if placement is None and not isinstance(sbp, NamedSharding):
+            placement = x.placement
+        where = placement_for(placement, sbp)
+        kept = sbp if sbp is not None else x.sbp if where.ndim == x.placement.ndim else None
+        return make(x.shape, dtype=dtype or x.dtype, placement=where, sbp=kept)
 
     like.__name__ = like.__qualname__ = f"{make.__name__}_like"
     like.__doc__ = (

@@ -4,13 +4,15 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from .._compat import is_tracer
 from ..errors import PlacementError, SbpError, SignatureError
 from ..placement import Placement
-from ..signature import Signature, SignatureLike, Split, broadcast, signature_for
+from ..shardings import PlacementLike, SbpLike, placement_for, signature_on, to_sharding
+from ..signature import Signature, Split, broadcast
 from . import storage as stores
-from .redistribute import box, check_placement, move
+from .redistribute import box, move
 from .spec import Spec
 
 
@@ -71,6 +73,39 @@ class Stored:
             self._array = box(self.spec, self.storage, self._plain())[1]
         return self._array
 
+    @property
+    def sharding(self) -> NamedSharding:
+        """That of ``array``: whole along axes where the tensor is partial, or cut in unequal pieces. ``sbp`` has no
+        such gaps."""
+        return to_sharding(self._plain(), self.placement, self.ndim)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return int(np.dtype(self.dtype).itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the logical value."""
+        return self.size * self.itemsize
+
+    def block_until_ready(self) -> Self:
+        """This tensor, when its devices hold it."""
+        self._refuse_tracer("block_until_ready")
+        jax.block_until_ready(self.storage)
+        return self
+
+    def is_deleted(self) -> bool:
+        """Whether its buffers are gone: donated to a jitted function, or deleted."""
+        return self.storage.is_deleted()
+
+    def delete(self) -> None:
+        """Free its buffers now."""
+        self.storage.delete()
+
+    def __jax_array__(self) -> jax.Array:
+        return self.array
+
     def _plain(self) -> Signature:
         sizes = self.placement.shape
 
@@ -129,14 +164,15 @@ class Stored:
         return self.shape[0]
 
     def to_global(
-        self, placement: Placement | None = None, sbp: SignatureLike | None = None,
-        grad_sbp: SignatureLike | None = None,
+        self, placement: PlacementLike | None = None, sbp: SbpLike | None = None,
+        grad_sbp: SbpLike | None = None,
     ) -> Self:  # fmt: skip
         """The same value on another placement, in another signature, or both, by the cheapest route.
 
         Args:
-            placement: where to; None: stay.
-            sbp: the signature there, one component for each axis; None: the present one.
+            placement: where to, a placement or a ``jax.sharding.Mesh``; None: stay.
+            sbp: the signature there, one component for each axis, or a ``PartitionSpec``, or a ``NamedSharding``, which
+                says where as well; None: the present one.
             grad_sbp: the signature of the gradient where this runs inside a planned function (OneFlow's argument); on
                 an eager tensor it is checked only, for a gradient's value does not depend on it.
 
@@ -144,16 +180,17 @@ class Stored:
             SignatureError: a signature of the wrong length, a dim out of range or shorter than its axes.
             PlacementError: devices that do not exist.
         """
-        target = self.placement if placement is None else placement
-        check_placement(target)
+        if placement is None and not isinstance(sbp, NamedSharding):
+            placement = self.placement
+        target = placement_for(placement, sbp)
         if sbp is None and target.ndim != self.placement.ndim:
             raise SignatureError(
                 f"({self.sbp}) is for the {self.placement.ndim} axis/axes of {self.placement}; {target} has "
                 f"{target.ndim}: give sbp= as well, one component for each"
             )
         if grad_sbp is not None:
-            signature_for(grad_sbp, self.ndim, target.shape)
-        spec = self.spec.with_(target, Signature.of(self.sbp if sbp is None else sbp))
+            signature_on(grad_sbp, self.ndim, target)
+        spec = self.spec.with_(target, self.sbp if sbp is None else signature_on(sbp, self.ndim, target))
         if spec.placement == self.placement:
             return type(self)(*box(self.spec, self.storage, spec.sbp))
         return type(self)(*move(self.spec, self.storage, spec))

@@ -24,6 +24,7 @@ from ..lower import local_function
 from ..pieces import is_even
 from ..placement import Placement
 from ..planner import Request, inner_pins, make_plan
+from ..shardings import SbpLike, signature_on
 from ..signature import Partial, Signature, broadcast
 from ..trace import build
 from .spec import Spec, make_spec
@@ -49,7 +50,7 @@ class Step:
 
 def step_for(
     fn: Callable[..., Any], ins: Sequence[Spec | jax.ShapeDtypeStruct], where: Placement,
-    results: Signature | None = None, name: str = "", tracing: AbstractContextManager[None] | None = None,
+    results: SbpLike | None = None, name: str = "", tracing: AbstractContextManager[None] | None = None,
 ) -> Step:  # fmt: skip
     """Plan and lower ``fn`` of logical values.
 
@@ -73,7 +74,8 @@ def step_for(
     wanted: list[Signature] = []
     for k, (op, aval) in enumerate(zip(program.output_ops, jax.tree.leaves(out_shape), strict=True)):
         if results is not None:
-            wanted.append(make_spec(tuple(aval.shape), aval.dtype, where, results).sbp)
+            asked = signature_on(results, len(aval.shape), where)
+            wanted.append(make_spec(tuple(aval.shape), aval.dtype, where, asked).sbp)
             op.params = {"kinds": _kinds(wanted[k])}
             pins[op.index] = (_plain(wanted[k], where), f"result {k}")
     even = all(is_even(x.shape, x.sbp, where.shape) for x in ins if isinstance(x, Spec))

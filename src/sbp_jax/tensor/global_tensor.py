@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._compat import is_differentiated, is_tracer
+from .._compat import is_differentiated, is_tracer, take_as_array
 from ..errors import SbpError
 from ..signature import Partial
 from .call import Eager, call
@@ -114,9 +114,10 @@ class GlobalTensor(Stored):
         """Converted to ``dtype``; a partial sum stays partial where no term is rounded."""
         return call(GlobalTensor, lax.convert_element_type, (self, jax.dtypes.canonicalize_dtype(dtype)), {})
 
-    def reshape(self, *shape: Any) -> "GlobalTensor":
+    def reshape(self, *shape: Any, order: str = "C") -> "GlobalTensor":
         """The same elements in another shape; -1 is inferred."""
-        return call(GlobalTensor, jnp.reshape, (self, _as_tuple(shape)), {})
+        options = {} if order == "C" else {"order": order}
+        return call(GlobalTensor, jnp.reshape, (self, _as_tuple(shape)), options)
 
     def view(self, *shape: Any) -> "GlobalTensor":
         """``reshape`` (OneFlow's name)."""
@@ -257,3 +258,15 @@ def _unflatten(spec: Spec, children: tuple[Any]) -> GlobalTensor:
 
 
 jax.tree_util.register_pytree_node(GlobalTensor, _flatten, _unflatten)
+
+
+def _check_type(x: GlobalTensor) -> None:
+    """Refuse what JAX cannot take for one array: it compares the result that ``jax.grad`` differentiates as a tree."""
+    if x.shape == ():
+        raise SbpError(
+            f"a function that jax.grad differentiates returns one array, and this is a global tensor, {x.spec}: return "
+            "loss.array, its value as a jax.Array. For other functions of jax.lax: sbp.apply(fn, x), or fn(x.array)"
+        )
+
+
+take_as_array(GlobalTensor, lambda x: x.array, _check_type)

@@ -8,9 +8,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from ..placement import Placement
-from ..signature import Signature, SignatureLike
+from ..shardings import PlacementLike, SbpLike, placement_for
+from ..signature import Signature
 from .call import call
 from .global_tensor import GlobalTensor
 
@@ -84,9 +85,10 @@ def _on_shapes(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _on_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
-    def wrapped(*args: Any, placement: Placement | None = None, sbp: SignatureLike | None = None, **kwargs: Any) -> Any:
-        signature = None if sbp is None else Signature.of(sbp)
-        return call(GlobalTensor, fn, args, kwargs, placement=placement, sbp=signature)
+    def wrapped(*args: Any, placement: PlacementLike | None = None, sbp: SbpLike | None = None, **kwargs: Any) -> Any:
+        where = None if placement is None and not isinstance(sbp, NamedSharding) else placement_for(placement, sbp)
+        asked = sbp if sbp is None or isinstance(sbp, PartitionSpec | NamedSharding) else Signature.of(sbp)
+        return call(GlobalTensor, fn, args, kwargs, placement=where, sbp=asked)
 
     return wrapped
 

@@ -9,7 +9,6 @@ import numpy as np
 from .. import boxing
 from .._compat import is_tracer
 from ..errors import PlacementError, SbpError
-from ..placement import Placement
 from ..signature import Partial, Signature, Split, broadcast
 from .engine import boxing_step_for, invoke
 from .spec import Spec
@@ -88,9 +87,3 @@ def _across_processes(spec: Spec, storage: Any, target: Spec) -> tuple[Spec, Any
             f"and ({target.sbp}) for shape {spec.shape}: go through an even signature"
         )
     return target, jax.device_put(storage, target.sharding)
-
-
-def check_placement(x: Any) -> None:
-    """Raise ``PlacementError`` for what is no placement."""
-    if not isinstance(x, Placement):
-        raise PlacementError(f"placement must be a sbp.placement(...), got {x!r}")

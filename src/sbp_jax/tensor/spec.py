@@ -16,10 +16,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import boxing
-from ..errors import PlacementError, SignatureError
+from ..errors import SignatureError
 from ..pieces import is_even, piece_box, stored_shape
 from ..placement import Placement
-from ..signature import Partial, Signature, SignatureLike, broadcast, signature_for
+from ..shardings import SbpLike, placement_for, signature_on
+from ..signature import Partial, Signature, broadcast, signature_for
 
 
 class Spec:
@@ -124,18 +125,14 @@ def make_spec(shape: tuple[int, ...], dtype: Any, placement: Placement, sbp: Sig
     return Spec(shape, dtype, placement, signature)
 
 
-def spec_for(shape: Sequence[int] | int, dtype: Any, placement: Any, sbp: SignatureLike | None) -> Spec:
+def spec_for(shape: Sequence[int] | int, dtype: Any, placement: Any, sbp: SbpLike | None) -> Spec:
     """A ``Spec`` from what a user writes; ``sbp`` None is broadcast on every axis."""
-    if not isinstance(placement, Placement):
-        raise PlacementError(
-            f"a global tensor needs placement=..., got {placement!r}; possible: sbp.placement('cpu', ranks=[0, 1]), "
-            "sbp.placement.all('gpu')"
-        )
-    signature = Signature((broadcast,) * placement.ndim) if sbp is None else Signature.of(sbp)
+    where = placement_for(placement, sbp)
     sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
     if any(n < 0 for n in sizes):
         raise SignatureError(f"shape {sizes} has negative lengths")
-    return make_spec(sizes, np_dtype(dtype), placement, signature)
+    signature = Signature((broadcast,) * where.ndim) if sbp is None else signature_on(sbp, len(sizes), where)
+    return make_spec(sizes, np_dtype(dtype), where, signature)
 
 
 def np_dtype(dtype: Any) -> Any:

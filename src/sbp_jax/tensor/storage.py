@@ -12,7 +12,8 @@ from .. import boxing
 from ..errors import PlacementError, SignatureError
 from ..pieces import balanced
 from ..placement import Placement
-from ..signature import Partial, Signature, SignatureLike, Split, signature_for
+from ..shardings import SbpLike, signature_on
+from ..signature import Partial, Signature, Split
 from .spec import Spec, make_spec, np_dtype
 
 
@@ -62,14 +63,14 @@ def components(spec: Spec, storage: jax.Array) -> dict[int, jax.Array]:
 
 
 def local_to_global(
-    locals_: Sequence[Any] | Mapping[int, Any], placement: Placement, sbp: SignatureLike
+    locals_: Sequence[Any] | Mapping[int, Any], placement: Placement, sbp: SbpLike
 ) -> tuple[Spec, jax.Array]:
     """Spec and storage of the tensor whose components these are."""
     here = _by_rank(locals_, placement)
     arrays = {r: x if isinstance(x, jax.Array) else np.asarray(x) for r, x in here.items()}
     shapes = _everyones({r: (x.shape, np_dtype(x.dtype)) for r, x in arrays.items()}, placement)
     first = next(iter(shapes.values()))
-    signature = signature_for(sbp, len(first[0]), placement.shape)
+    signature = signature_on(sbp, len(first[0]), placement)
     spec = make_spec(_logical_shape(shapes, placement, signature), first[1], placement, signature)
     _check_shapes(spec, shapes)
     copied = [a for a, c in enumerate(signature) if not isinstance(c, Split | Partial)]

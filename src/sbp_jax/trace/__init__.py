@@ -3,6 +3,7 @@
 from .build import build as build
 from .build import handled as handled
 from .constraint import Constraint as Constraint
+from .constraint import constraint_of as constraint_of
 from .fingerprint import fingerprint as fingerprint
 from .graph import Atom as Atom
 from .graph import Graph as Graph

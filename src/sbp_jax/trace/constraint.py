@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, Sharding
 
 from ..errors import SbpError
+from ..shardings import device_ids
 from .graph import Atom, Lit
 from .pin import pin_p
 from .source import user_line
@@ -156,11 +157,7 @@ def constraint_of(
     free = [str(n) for n, kind in zip(mesh.axis_names, types, strict=True) if is_typed and kind != AxisType.Explicit]
     sizes = tuple((str(n), int(k)) for n, k in mesh.shape.items())
     partial = tuple(sorted(map(str, getattr(spec, "unreduced", ()))))
-    return Constraint(sizes, tuple(dims), partial, tuple(free), call, _devices(mesh))
-
-
-def _devices(mesh: Mesh | AbstractMesh) -> tuple[int, ...] | None:
-    return None if isinstance(mesh, AbstractMesh) else tuple(d.id for d in mesh.devices.flat)
+    return Constraint(sizes, tuple(dims), partial, tuple(free), call, device_ids(mesh))
 
 
 def _device_set(sharding: Sharding) -> Iterable[Any]:
