@@ -15,8 +15,8 @@ GROUND = {"errors", "_compat", "paths"}
 # room -> the rooms it may import; it may also import what those may.
 ROOMS: dict[str, set[str]] = {
     "signature": set(),
-    "placement": set(),
-    "shardings": {"placement", "signature"},
+    "placement": {"signature"},
+    "shardings": {"placement"},
     "pieces": {"signature"},
     "cluster": set(),
     "boxing": {"pieces", "shardings", "cluster"},

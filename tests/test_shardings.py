@@ -145,7 +145,7 @@ def test_flax() -> None:
         (lambda: sbp.tensor(X, placement=PLACE, sbp=P("nope")), r"names axes \['nope'\]; the mesh has \('dp', 'tp'\)"),
         (lambda: sbp.tensor(X, placement=PLACE, sbp=P("dp", P.UNCONSTRAINED)), "leaves dimension 1 open"),
         (lambda: sbp.tensor(X, sbp=P("dp")), "needs placement="),
-        (lambda: sbp.tensor(X, placement=wrong((2, 4))), r"placement must be a sbp.placement.*jax.sharding.Mesh.*\(2, 4\)"),
+        (lambda: sbp.tensor(X, placement=wrong((2, 4))), r"must be a sbp.placement.*jax.sharding.Mesh.*\(2, 4\)"),
         (lambda: sbp.auto_parallel(matmul, placement=wrong(jax.devices())), r"jax.sharding.Mesh, a number of devices"),
         (lambda: sbp.plan(matmul, X, X, placement=PLACE, in_sbp=(NamedSharding(PLAIN, P("tp", None, "dp")), None)),
          r"in_sbp of 0: .*rank 2"),
