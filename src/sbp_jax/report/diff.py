@@ -7,8 +7,9 @@ from typing import Any
 from ..paths import fold_layers, starred
 from ..plan import PlanData
 from . import html, svg
+from .grid import Column, Grid
 from .summary import Group, folded, grouped, shown_arguments
-from .text import plain_text, table
+from .text import plain_text
 from .units import brief_bytes, human_seconds, percent, shape_text, short_line, signed
 
 _MOST = 20
@@ -96,21 +97,26 @@ class Diff:
     def __str__(self) -> str:
         if self.same:
             return "the plans do the same"
-        tables = [table("", ("", "left"), ("a", "right"), ("b", "right"), ("change", "left"))]
+        tables = [Grid("", Column(""), Column("a", "right"), Column("b", "right"), Column("change"))]
         for n in self.numbers:
             tables[0].add_row(n.name, n.text(n.a), n.text(n.b), n.change)
         for title, changes in (("Arguments", self.arguments), ("Ops", self.ops)):
             if changes:
-                made = table(f"{title}: {len(changes)} differ", ("what", "left"), ("layer", "left"), ("a", "left"),
-                             ("b", "left"), ("line", "left"))  # fmt: skip
+                made = Grid(
+                    f"{title}: {len(changes)} differ", Column("what", wrap=20), Column("layer", drop=1, wrap=16),
+                    Column("a"), Column("b"), Column("line", wrap=14),
+                )  # fmt: skip
                 for c in changes[:_MOST]:
                     made.add_row(c.what, c.where, c.a or "-", c.b or "-", c.source)
                 if len(changes) > _MOST:
                     made.add_row(f"... {len(changes) - _MOST} more", "", "", "", "")
                 tables.append(made)
         if self.boxings:
-            made = table(f"Boxings: {len(self.boxings)} differ", ("", "left"), ("value", "left"), ("a", "left"),
-                         ("b", "left"), ("time", "right"), ("sent", "right"), ("line", "left"))  # fmt: skip
+            made = Grid(
+                f"Boxings: {len(self.boxings)} differ", Column(""), Column("value", drop=1, wrap=18),
+                Column("a", wrap=22), Column("b", wrap=22), Column("time", "right"), Column("sent", "right", 2),
+                Column("line", wrap=12),
+            )  # fmt: skip
             for m in self.boxings[:_MOST]:
                 made.add_row(m.how, m.value, m.a or "-", m.b or "-", signed(human_seconds(m.seconds), m.seconds),
                              signed(brief_bytes(m.bytes), m.bytes), m.lines)  # fmt: skip

@@ -1,7 +1,7 @@
 """What text and HTML both say of a plan: its proof, its boxings grouped, its memory, what would change it."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..paths import fold, plain, starred
@@ -39,7 +39,8 @@ def simulated(facts: Facts) -> str:
 
 @dataclass(slots=True)
 class Group:
-    """Boxings alike in all that is shown. Bytes and seconds are those of a step, all of them."""
+    """Boxings alike in all that is shown. Bytes and seconds are those of a step, all of them; ``exposed`` seconds are
+    those that compute waits for them."""
 
     first: Boxing
     layer: str
@@ -47,6 +48,7 @@ class Group:
     times: float = 0.0
     bytes: float = 0.0
     seconds: float = 0.0
+    exposed: float = 0.0
 
     @property
     def change(self) -> str:
@@ -85,8 +87,11 @@ def lines_of(b: Boxing) -> str:
     return f"{made} -> {f':{number}' if made.startswith(f'{file}:') else used}"
 
 
-def grouped(plan: PlanData, boxings: Iterable[Boxing] | None = None) -> list[Group]:
-    """The boxings that send something, alike ones together, the most expensive first."""
+def grouped(
+    plan: PlanData, boxings: Iterable[Boxing] | None = None, exposed: Mapping[int, float] | None = None
+) -> list[Group]:
+    """The boxings that send something, alike ones together, the most expensive first. ``exposed``: seconds that are
+    waited for each, by its id."""
     insight = plan.insight
     layers = {}
     if insight.crossings:
@@ -108,6 +113,7 @@ def grouped(plan: PlanData, boxings: Iterable[Boxing] | None = None) -> list[Gro
         group.times += b.times
         group.bytes += b.bytes * b.times
         group.seconds += b.seconds * b.times
+        group.exposed += exposed.get(b.id, 0.0) if exposed else 0.0
     return sorted(groups.values(), key=lambda g: -g.seconds)
 
 

@@ -1,14 +1,14 @@
 """A plan as text: by layer what is split how and what it costs, where data moves and why, memory, what was proven."""
 
 import io
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich import box
 from rich.console import Console, RenderableType
-from rich.table import Table
 
 from ..plan import Leaf, PlanData
 from .facts import Facts
+from .grid import Column, Grid
 from .layers import Row, leaf_name, rows
 from .summary import argument_groups, at_peak, changes, grouped, local_copies, lowering, peak_text, proof, simulated
 from .units import brief, brief_bytes, percent, shape_text
@@ -16,19 +16,22 @@ from .units import human_bytes as human_bytes
 from .units import human_seconds as human_seconds
 
 WIDTH = 160
+_NARROWEST = 60
 _MOST_LAYERS = 20
 _MOST_BOXINGS = 10
 _MOST_ARGUMENTS = 10
 _IN_A_CELL = 6
 
 
-def render(plan: PlanData, facts: Facts | None = None, width: int = WIDTH) -> str:
+def render(plan: PlanData, facts: Facts | None = None, width: int | None = None) -> str:
     """The whole report as plain text."""
     return plain_text(_parts(plan, facts), width)
 
 
-def plain_text(parts: Iterable[RenderableType], width: int = WIDTH) -> str:
-    """Lines and tables as plain text, in a notebook and on a terminal the same."""
+def plain_text(parts: Iterable[RenderableType], width: int | None = None) -> str:
+    """Lines and tables as plain text, as wide as the terminal (at most 160 columns; 160 where there is none)."""
+    if width is None:
+        width = max(_NARROWEST, min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns))
     buffer = io.StringIO()
     console = Console(
         file=buffer, width=width, no_color=True, highlight=False, markup=False, force_jupyter=False,
@@ -61,7 +64,7 @@ def _parts(plan: PlanData, facts: Facts | None) -> Iterator[RenderableType]:
     if layers:
         yield _layers(layers, facts is not None)
     yield _arguments(plan.inputs)
-    yield _moves(plan)
+    yield _moves(plan, facts)
     if plan.insight.at_peak:
         yield _memory(plan)
     found = changes(plan, facts)
@@ -71,16 +74,6 @@ def _parts(plan: PlanData, facts: Facts | None) -> Iterator[RenderableType]:
         yield f"  no rule for {primitive}: whole on every device [{where or 'unknown line'}]"
     for note in plan.notes:
         yield f"  note: {note}"
-
-
-def table(title: str, *columns: tuple[str, str]) -> Table:
-    """A table without frames; columns are (name, "left" or "right")."""
-    made = Table(
-        title=title, box=box.SIMPLE, title_justify="left", pad_edge=False, padding=(0, 1), min_width=len(title)
-    )
-    for name, justify in columns:
-        made.add_column(name, justify=justify, no_wrap=True)  # pyright: ignore[reportArgumentType]
-    return made
 
 
 def _stacked(lines: list[str]) -> str:
@@ -93,11 +86,12 @@ def _weight(row: Row) -> float:
     return row.compute_seconds + row.boxing_seconds + 1e-15 * row.peak_bytes
 
 
-def _layers(layers: list[Row], has_facts: bool) -> Table:
-    waits = [("waits", "right")] if has_facts else []
-    made = table(
-        "By layer, a step on each device", ("layer", "left"), ("parameters of one", "left"), ("makes", "left"),
-        ("compute", "right"), ("boxing", "right"), *waits, ("sent", "right"), ("kept", "right"), ("at peak", "right"),
+def _layers(layers: list[Row], has_facts: bool) -> Grid:
+    waits = [Column("waits", "right", 4)] if has_facts else []
+    made = Grid(
+        "By layer, a step on each device", Column("layer", wrap=20), Column("parameters of one", drop=2, wrap=22),
+        Column("makes", drop=6, wrap=18), Column("compute", "right"), Column("boxing", "right"), *waits,
+        Column("sent", "right", 3), Column("kept", "right", 7), Column("at peak", "right", 5),
     )  # fmt: skip
     shown = sorted(layers, key=_weight, reverse=True)[:_MOST_LAYERS]
     chosen = {id(r) for r in shown}
@@ -126,8 +120,14 @@ def _layers(layers: list[Row], has_facts: bool) -> Table:
     return made
 
 
-def _arguments(leaves: Iterable[Leaf]) -> Table:
-    made = table("Arguments", ("name", "left"), ("shape", "left"), ("signature", "left"), ("how many", "right"))
+def _arguments(leaves: Iterable[Leaf]) -> Grid:
+    made = Grid(
+        "Arguments",
+        Column("name", wrap=24),
+        Column("shape", wrap=16),
+        Column("signature"),
+        Column("how many", "right", 1),
+    )
     groups = argument_groups(leaves)
     for name, leaf, count in groups[:_MOST_ARGUMENTS]:
         made.add_row(name, shape_text(leaf.shape, leaf.dtype), str(leaf.signature), str(count))
@@ -136,40 +136,47 @@ def _arguments(leaves: Iterable[Leaf]) -> Table:
     return made
 
 
-def _moves(plan: PlanData) -> Table:
-    made = table(
-        "Where data moves, most expensive first", ("boxing", "left"), ("collective", "left"), ("over", "left"),
-        ("value", "left"), ("in", "left"), ("times", "right"), ("sent", "right"), ("time", "right"), ("line", "left"),
+def _moves(plan: PlanData, facts: Facts | None) -> Grid:
+    waits = [Column("waits", "right", 4)] if facts is not None else []
+    made = Grid(
+        "Where data moves (boxing: communication), most expensive first", Column("boxing"),
+        Column("collective", drop=2, wrap=14), Column("over", drop=7), Column("value", drop=5, wrap=18),
+        Column("in", drop=3, wrap=16), Column("times", "right", 6), Column("sent", "right", 1), Column("time", "right"),
+        *waits, Column("line", wrap=14),
     )  # fmt: skip
-    groups = grouped(plan)
+    exposed = facts.exposed if facts is not None else {}
+    groups = grouped(plan, exposed=exposed)
+
+    def add(words: Sequence[str], line: str, times: float, sent: float, seconds: float, waited: float) -> None:
+        waited_text = [human_seconds(waited)] if facts is not None else []
+        made.add_row(
+            *words, *[""] * (5 - len(words)), f"{times:.0f}", brief_bytes(sent), human_seconds(seconds), *waited_text,
+            line,
+        )  # fmt: skip
+
     for g in groups[:_MOST_BOXINGS]:
         b = g.first
-        made.add_row(
-            g.change, b.collective, ",".join(b.axes), shape_text(b.shape, b.dtype), g.layer, f"{g.times:.0f}",
-            brief_bytes(g.bytes), human_seconds(g.seconds), g.lines,
-        )  # fmt: skip
+        words = g.change, b.collective, ",".join(b.axes), shape_text(b.shape, b.dtype), g.layer
+        add(words, g.lines, g.times, g.bytes, g.seconds, g.exposed)
     rest = groups[_MOST_BOXINGS:]
     if rest:
-        made.add_row(
-            f"... {len(rest)} smaller groups", "", "", "", "", f"{sum(g.times for g in rest):.0f}",
-            brief_bytes(sum(g.bytes for g in rest)), human_seconds(sum(g.seconds for g in rest)), "",
-        )  # fmt: skip
+        sums = (sum(getattr(g, name) for g in rest) for name in ("times", "bytes", "seconds", "exposed"))
+        add([f"... {len(rest)} smaller groups"], "", *sums)
     copies, seconds = local_copies(plan.boxing_list)
     if copies:
-        made.add_row("copies on a device", "", "", "", "", f"{copies:.0f}", "0 B", human_seconds(seconds), "")
+        add(["copies on a device"], "", copies, 0.0, seconds, 0.0)
     if plan.boxing_list:
         times = sum(b.times for b in plan.boxing_list)
-        total = brief_bytes(plan.bytes_on_wire), human_seconds(plan.boxing_seconds)
-        made.add_row("all", "", "", "", "", f"{times:.0f}", *total, "")
+        add(["all"], "", times, plan.bytes_on_wire, plan.boxing_seconds, sum(exposed.values()))
     else:
-        made.add_row("nothing moves between devices", *[""] * 8)
+        made.add_row("nothing moves between devices", *[""] * (len(made.columns) - 1))
     return made
 
 
-def _memory(plan: PlanData) -> Table:
-    made = table(
-        f"Memory of a device: {peak_text(plan)}", ("held at the peak", "left"), ("bytes", "right"), ("", "right"),
-        ("most of it by", "left"),
+def _memory(plan: PlanData) -> Grid:
+    made = Grid(
+        f"Memory of a device: {peak_text(plan)}", Column("held at the peak"), Column("bytes", "right"),
+        Column("share", "right"), Column("most of it by", wrap=24),
     )  # fmt: skip
     for kind in at_peak(plan):
         layers = ", ".join(f"{name} {brief_bytes(held)}" for name, held in kind.layers[:3])
@@ -177,8 +184,8 @@ def _memory(plan: PlanData) -> Table:
     return made
 
 
-def _changes(found: list[tuple[str, str]]) -> Table:
-    made = table("What would change with other hardware", ("with", "left"), ("the step takes", "left"))
+def _changes(found: list[tuple[str, str]]) -> Grid:
+    made = Grid("What would change with other hardware", Column("with", wrap=20), Column("the step takes", wrap=30))
     for what, comes in found:
         made.add_row(what, comes)
     return made
