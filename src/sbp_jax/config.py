@@ -20,7 +20,9 @@ class AutoParallelConfig:
     Attributes:
         solver: the search method, a name from ``sbp.planner.solvers()``: "ilp" (exact), "dp" (elimination), "greedy"
             (OneFlow's), "exhaustive" (small graphs); "data_parallel", "megatron", "zero2", "zero3": the best plan of
-            that fixed strategy. The fixed ones need the training state donated, to know what is a parameter.
+            that fixed strategy. Those split the batch of every argument and activation over all axes ("megatron": over
+            those before the last, and features over the last); which dimension is the batch is found by following it
+            through the step (``planner/batch.py``). They need the training state donated, to know what is a parameter.
         time_limit: seconds that planning may take; then the best plan found, with its proven gap. Too short for any
             search, it gives the best of the fixed strategies, with a ``UserWarning`` and a note that say so.
             None: a quick search, of which 60 s are rarely reached (small models whose layers are not alike, short of

@@ -250,15 +250,15 @@ def test_an_expert_is_the_answer_where_the_search_stops_short(monkeypatch: pytes
 
     monkeypatch.setattr(ilp, "timed_search", hurried)
     found = plan("ilp")
-    assert found.objective == pytest.approx(best.objective) and found.bound <= found.objective
-    assert any(f"solver={best.solver!r}" in note for note in found.notes)
+    assert found.objective <= best.objective * (1 + 1e-9) and found.bound <= found.objective
+    assert any("is of the family of plans that" in note for note in found.notes)
 
     def in_vain(task: Task):
         raise OutOfTime("no plan was found in time", 1.0)
 
     monkeypatch.setattr(ilp, "timed_search", in_vain)
     late = plan("ilp")
-    assert late.objective == pytest.approx(best.objective) and late.bound <= late.objective
+    assert late.objective <= best.objective * (1 + 1e-9) and late.bound <= late.objective
 
 
 def test_that_nothing_fits_is_not_a_matter_of_time() -> None:

@@ -1,25 +1,45 @@
 """Roles as the search sees them: for each parameter, state, batch leaf and gradient, its signature by choice."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..rules.widen import Code
 from ..trace import Op, Program, Value
+from .batch import Examples
 from .cells import Folded
 from .problem import Problem
 from .roles import Roles
 
+Counts = tuple[int | None, tuple[int, ...], bool]
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value where it is stored or read: the problem's node that decides it, its code by the node's choice."""
+    """One value where it is stored or read: the problem's node that decides it, its code by the node's choice.
+
+    ``batch``: its dim that counts examples.
+    """
 
     node: int
     label: str
     shape: tuple[int, ...]
     codes: tuple[Code, ...]
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What goes through one of the problem's nodes: by choice the codes of the values it reads and makes.
+
+    ``dims``: of each value, the dim that counts examples, the dims that it has in common with data, whether it is a
+    matrix of weights; a set, for one node may stand for several cells.
+    """
+
+    node: int
+    codes: tuple[tuple[Code, ...], ...]
+    dims: frozenset[tuple[Counts, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +53,7 @@ class Anatomy:
     buffers: tuple[Leaf, ...] = ()
     data: tuple[Leaf, ...] = ()
     gradients: tuple[Leaf, ...] = ()
+    flows: tuple[Flow, ...] = ()
     known: bool = False
     pinned: frozenset[int] = field(default_factory=frozenset)
 
@@ -51,20 +72,27 @@ class Anatomy:
             buffers=tuple(map(fewer, self.buffers)),
             data=tuple(map(fewer, self.data)),
             gradients=tuple(map(fewer, self.gradients)),
-        )
+            flows=tuple(
+                replace(flow, codes=tuple(flow.codes[k] for k in kept[flow.node]))
+                for flow in self.flows if flow.node not in followers
+            ),
+        )  # fmt: skip
 
 
 def anatomy(
     program: Program, found: Roles, folded: Folded, groups: Sequence[int], problem: Problem,
-    axis_sizes: tuple[int, ...], pins: Sequence[int] = (),
+    axis_sizes: tuple[int, ...], pins: Sequence[int] = (), batch: Examples | None = None,
 ) -> Anatomy:  # fmt: skip
-    """Roles by node of the problem. ``pins`` are the indices of the ops that users pinned."""
+    """Roles by node of the problem. ``pins`` are the indices of the ops that users pinned; ``batch`` says which dims
+    count examples."""
+    batch = batch or Examples()
 
     def argument(i: int) -> Leaf:
         op = program.input_ops[i]
         node = groups[folded.cell_of[op.index]]
         ways = problem.representative[node].strategies
-        return Leaf(node, op.label, op.outs[0].shape, tuple(s.outs[0] for s in ways))
+        value = op.outs[0]
+        return Leaf(node, op.label, value.shape, tuple(s.outs[0] for s in ways), batch.dims.get(value.id))
 
     leaves = {i: argument(i) for i in range(len(program.input_ops) - len(program.constants))}
     gradients = {
@@ -81,9 +109,23 @@ def anatomy(
         tuple(leaves[i] for i in found.buffers if leaves[i].shape),
         tuple(leaves[i] for i in found.data),
         tuple(gradients.values()),
+        tuple(_flows(folded, groups, problem, batch)),
         found.known,
         pinned,
     )
+
+
+def _flows(folded: Folded, groups: Sequence[int], problem: Problem, batch: Examples) -> Iterator[Flow]:
+    dims: dict[int, set[tuple[Counts, ...]]] = {}
+    for cell, node in zip(folded.cells, groups, strict=True):
+        values = (*cell.ins, *cell.outs)
+        dims.setdefault(node, set()).add(
+            tuple((batch.dims.get(v.id), batch.of_data.get(v.id, ()), v.id in batch.weights) for v in values)
+        )
+    for node, found in dims.items():
+        ways = problem.representative[node].strategies
+        if len(ways) > 1:
+            yield Flow(node, tuple((*s.ins, *s.outs) for s in ways), frozenset(found))
 
 
 def _read(value: Value, reader: Op, label: str, folded: Folded, groups: Sequence[int]) -> Leaf | None:

@@ -10,6 +10,7 @@ from ..plan import PlanData
 from ..trace import Program, without_collecting
 from .alternatives import force, insight
 from .anatomy import Anatomy, anatomy
+from .batch import examples
 from .cells import factor_maps, fold
 from .classes import classes
 from .cost import CostModel
@@ -62,7 +63,9 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
 
     @functools.cache
     def parts() -> Anatomy:
-        return anatomy(program, roles(program, factors), folded, groups, problem, sizes, tuple(request.pins))
+        found = roles(program, factors)
+        batch = examples(program, factors, found) if found.known else None
+        return anatomy(program, found, folded, groups, problem, sizes, tuple(request.pins), batch)
 
     left = None if request.time_limit is None else request.time_limit - (built - start)
     task = Task(problem, footprint, request.memory_limit_bytes, request.gap, left, request.progress, parts,

@@ -5,18 +5,21 @@ nearly as can be: what should be split along every axis, but has no dim that div
 Choices are only taken away, never added, so the best plan of a family never beats the best plan of all.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..rules.widen import Code
-from .anatomy import Anatomy, Leaf
+from .anatomy import Anatomy, Counts, Leaf
 from .memory import FootprintLike
 from .problem import Problem
 
 Score = Callable[[Code], float]
 _NAMED = 3
+# That weights are split comes before the other wishes of tensor parallelism.
+_MATTERS = 3
 
 
 @dataclass(slots=True)
@@ -30,8 +33,12 @@ class Restriction:
 
     def wish(self, leaves: Iterable[Leaf], score: Score, words: str) -> None:
         """Keep of each leaf the choices of the least score; where that is above 0, say which are not ``words``."""
+        self.wish_each(((leaf, score) for leaf in leaves), words)
+
+    def wish_each(self, wishes: Iterable[tuple[Leaf, Score]], words: str) -> None:
+        """As ``wish``, with a score for each leaf."""
         short: dict[str, None] = {}
-        for leaf in leaves:
+        for leaf, score in wishes:
             kept = self.kept.get(leaf.node, np.arange(len(leaf.codes)))
             scores = np.array([score(leaf.codes[k]) for k in kept])
             best = scores.min()
@@ -44,6 +51,33 @@ class Restriction:
             named = ", ".join(list(short)[:_NAMED])
             more = f" and {len(short) - _NAMED} more" if len(short) > _NAMED else ""
             self.notes.append(f"as nearly {words} as can be: {named}{more}")
+
+    def along(self, axes: Sequence[int], others_whole: bool, of_features: Sequence[int] = ()) -> None:
+        """Split every value that counts examples on that dim along ``axes``, as nearly as each op can.
+
+        ``others_whole``: what does not count examples is not split along ``axes``. Along ``of_features`` matrices of
+        weights are split, and nothing is on a dim that data have.
+        """
+        sizes = self.anatomy.axis_sizes
+        weights = [math.log2(n) for n in sizes]  # where not all axes can be: the larger ones
+        known: dict[tuple[Code, Counts], float] = {}
+
+        def wrong(code: Code, counts: Counts) -> float:
+            if (code, counts) not in known:
+                batch, of_data, is_matrix = counts
+                far = [a for a in axes if (code[a] != batch if batch is not None else others_whole and code[a] >= 0)]
+                far += [a for a in of_features if code[a] in of_data]
+                far += [a for a in of_features if is_matrix and code[a] < 0] * _MATTERS
+                known[code, counts] = sum(weights[a] for a in far)
+            return known[code, counts]
+
+        for flow in self.anatomy.flows:
+            kept = self.kept.get(flow.node, np.arange(len(flow.codes)))
+            scores = np.array([
+                sum(wrong(c, counts) for way in flow.dims for c, counts in zip(flow.codes[k], way, strict=True))
+                for k in kept
+            ])  # fmt: skip
+            self.kept[flow.node] = kept[scores <= scores.min() + 1e-9]
 
     def alike(self, a: Leaf, b: Leaf) -> None:
         """Two leaves must have one signature, where they can."""
@@ -73,6 +107,11 @@ def divided(axis_sizes: Sequence[int], axes: Sequence[int], ndim_of_one: bool = 
         return float(np.prod(missing, initial=1.0)) - 1.0 + 0.5 * sum(code[a] < -1 for a in axes)
 
     return score
+
+
+def divided_on(axis_sizes: Sequence[int], axes: Sequence[int], dim: int) -> Score:
+    """0 for what every axis of ``axes`` splits on one dim; else how many times too large the pieces are."""
+    return lambda code: float(np.prod([axis_sizes[a] for a in axes if code[a] != dim], initial=1.0)) - 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,27 @@
-"""Data parallelism: every device keeps the whole state, the batch is split over all axes."""
+"""Data parallelism: every device keeps the whole state, the batch is split over all axes.
+
+Activations stay split on the batch from the arguments to the loss, and back: only what is summed over examples is
+reduced (gradients, the loss, statistics). ``planner/batch.py`` says how the batch dimension is found.
+"""
 
 from ..restrict import Restriction, whole
 from ..search import Found
 from .base import Task, register
-from .family import best_of_family, family, kept, split_data
+from .family import best_of_family, family, kept, split_batch, split_data
 
 
 def restriction(task: Task) -> Restriction:
-    """State whole, data split on one dim over all axes; which dim is the solver's choice."""
+    """State whole, all that counts examples split on the batch dimension over all axes."""
+    r = family(task, "data_parallel")
+    axes = range(len(r.anatomy.axis_sizes))
+    constant = [leaf for leaf in kept(task) if leaf.batch is None]
+    r.wish(constant, whole(r.anatomy.axis_sizes, axes), "whole")
+    split_batch(r, axes, state_whole=True)
+    return r
+
+
+def wide(task: Task) -> Restriction:
+    """State whole, data split on one dim over all axes; which dim, and all between, is the search's choice."""
     r = family(task, "data_parallel")
     axes = range(len(r.anatomy.axis_sizes))
     r.wish(kept(task), whole(r.anatomy.axis_sizes, axes), "whole")

@@ -1,4 +1,6 @@
-"""The fixed strategies at once: what a plan falls back on when there is no time to search, and must not be above."""
+"""Fixed strategies, and larger families around them: what a search falls back on where there is no time for it, and
+must not be above.
+"""
 
 import time
 from collections.abc import Callable, Collection
@@ -16,10 +18,23 @@ from .family import best_of_family
 
 # Those that hold least first: the likeliest to fit.
 _FAMILIES = {
+    "split_state": zero3.wide,
+    "whole_state": data_parallel.wide,
+    "whole_but_last": megatron.wide,
+    "split_optimizer": zero2.wide,
+}
+# Each is a part of the family at the same place: the same wishes for the state, and all activations follow the batch.
+_STRATEGIES = {
     "zero3": zero3.restriction,
     "data_parallel": data_parallel.restriction,
     "megatron": megatron.restriction,
     "zero2": zero2.restriction,
+}
+_WORDS = {
+    "split_state": "plans that split parameters and optimizer state along every axis",
+    "whole_state": "plans that keep the state whole and split the data",
+    "whole_but_last": "plans that split parameters along the last axis and the data along the others",
+    "split_optimizer": "plans that split optimizer state and gradients along every axis",
 }
 # A family may take so many times its share of the time that is left.
 _SHARE = 1.5
@@ -73,7 +88,7 @@ def _families(task: Task) -> dict[str, Callable[[Task], Restriction]]:
     """By what to call them. Axes as one first: those are the larger families."""
     found = _merged(task)
     if task.anatomy.known:
-        found |= {f"solver={name!r}": rule for name, rule in _FAMILIES.items()}
+        found |= {_WORDS[name]: rule for name, rule in _FAMILIES.items()}
     return found
 
 
@@ -85,6 +100,7 @@ def fallback(task: Task) -> tuple[str, Found] | None:
     found: dict[str, Found | None] = {"sweep": quick(task.problem, task.footprint, task.limit_bytes)}
     if task.anatomy.known:
         alone = replace(task, notes=[])
-        found |= {name: best_of_family(alone, rule(alone), exact=False) for name, rule in _FAMILIES.items()}
+        rules = _STRATEGIES | _FAMILIES
+        found |= {name: best_of_family(alone, rule(alone), exact=False) for name, rule in rules.items()}
     possible = {name: one for name, one in found.items() if one is not None}
     return min(possible.items(), key=lambda item: item[1].seconds, default=None)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...errors import PlanError
 from ..anatomy import Leaf
 from ..quick import quick
-from ..restrict import Restriction, divided, narrow, whole
+from ..restrict import Restriction, divided, divided_on, narrow, whole
 from ..search import Found
 from .base import Task
 from .timed import timed_search
@@ -35,8 +35,27 @@ def kept(task: Task) -> list[Leaf]:
     return [*task.anatomy.parameters, *(s for s, _ in task.anatomy.states), *task.anatomy.buffers]
 
 
+def split_batch(r: Restriction, axes: range, state_whole: bool) -> None:
+    """Every value that counts examples is split on that dim over ``axes``, arguments and activations alike.
+
+    ``state_whole``: what does not is whole there, parameters and their updates. On the other axes matrices of weights
+    are split, and nothing is on a dim that data have: those axes split features only. Which dims count examples is
+    found by ``planner/batch.py``.
+    """
+    sizes = r.anatomy.axis_sizes
+    others = [a for a in range(len(sizes)) if a not in axes]
+    r.wish(r.anatomy.data, whole(sizes, others), "whole on the last axis")
+    leaves = [leaf for leaf in (*r.anatomy.data, *r.anatomy.buffers) if leaf.batch is not None]
+    r.wish_each(((x, divided_on(sizes, axes, x.batch or 0)) for x in leaves), "split on the batch dimension")
+    none = [leaf for leaf in r.anatomy.data if leaf.batch is None]
+    r.wish(none, whole(sizes, axes), "whole")
+    if axes and r.anatomy.data and len(none) == len(r.anatomy.data):
+        r.notes.append("no dimension of the data was found that counts examples: they are whole")
+    r.along(axes, state_whole, others)
+
+
 def split_data(r: Restriction, axes: range) -> None:
-    """The batch is split on one dim over ``axes``, whole over the others."""
+    """The data are split on one dim over ``axes``, whole over the others; which dim is the search's choice."""
     sizes = r.anatomy.axis_sizes
     others = [a for a in range(len(sizes)) if a not in axes]
     r.wish(r.anatomy.data, whole(sizes, others), "whole on the last axis")

@@ -9,10 +9,22 @@ from ..restrict import Restriction, whole
 from ..search import Found
 from ..zero import split_kept
 from .base import Task, register
-from .family import best_of_family, family, split_data
+from .family import best_of_family, family, split_batch, split_data
 
 
 def restriction(task: Task) -> Restriction:
+    """All that counts examples split on the batch dimension; parameters, optimizer state and gradients split along
+    every axis that divides them."""
+    r = family(task, "zero3")
+    axes = range(len(r.anatomy.axis_sizes))
+    constant = [x for x in r.anatomy.buffers if x.batch is None]
+    r.wish(constant, whole(r.anatomy.axis_sizes, axes), "whole")
+    split_kept(r, 3, axes)
+    split_batch(r, axes, state_whole=False)
+    return r
+
+
+def wide(task: Task) -> Restriction:
     """Data split on one dim; parameters, optimizer state and gradients split along every axis that divides them."""
     r = family(task, "zero3")
     axes = range(len(r.anatomy.axis_sizes))
