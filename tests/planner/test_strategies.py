@@ -79,7 +79,12 @@ def recurrence(w, b):
 def language(w, b):
     """Time first, and all positions of all sequences together in the head."""
     h0 = jnp.zeros((b["x"].shape[1], w["h"].shape[0]))
-    _, hs = jax.lax.scan(lambda h, x: (jnp.tanh(x @ w["i"] + h @ w["h"]),) * 2, h0, b["x"])
+
+    def cell(h, x):
+        h = jnp.tanh(x @ w["i"] + h @ w["h"])
+        return h, h
+
+    _, hs = jax.lax.scan(cell, h0, b["x"])
     logits = hs.reshape(-1, hs.shape[-1]) @ w["o"]
     return jnp.mean((logits.reshape(*hs.shape[:2], -1) - b["y"]) ** 2)
 
