@@ -112,8 +112,9 @@ def _all_pairs(
     even = (np.array(shape, np.int64).reshape(1, -1) % graph.cuts == 0).all(axis=1)
     # Tensors of the same bytes that divide alike move alike.
     key = (even.tobytes(), math.prod(shape) * itemsize, len(shape), mesh, cluster, extra)
-    if key in _KNOWN:
-        return _KNOWN[key]
+    found = _KNOWN.get(key)  # looked up once: another thread may forget it right after
+    if found is not None:
+        return found
     valid = even[graph.src] & even[graph.dst]
     price = np.full(len(graph.prices), np.inf)
     for k in np.flatnonzero(valid):
