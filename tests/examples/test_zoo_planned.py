@@ -45,6 +45,32 @@ def test_two_steps_equal_one_device(variant: str) -> None:
     assert plan.verify().exact, str(plan.verify())
 
 
+GSPMD: dict[str, tuple[str, dict[str, Any]]] = {"dlrm": ("dlrm", {})}
+SLOW_GSPMD: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ("mlp", "gpt", "gpt_nnx", "moe", "resnet", "wide_resnet", "lstm")},
+    "gpt-accumulation": ("gpt", {"grad_accumulation": 4, "batch": 32}),
+    "llama-scan-remat": ("llama", {"scan_layers": True, "remat": True}),
+    "vit-scan-remat": ("vit", {"scan_layers": True, "remat": True}),
+}
+
+
+@pytest.mark.parametrize("mesh", [(2, 4), (8, 1)], ids=str)
+@pytest.mark.parametrize("variant", [*GSPMD, *(pytest.param(v, marks=pytest.mark.slow) for v in SLOW_GSPMD)])
+def test_two_steps_equal_one_device_as_sharding_constraints(variant: str, mesh: tuple[int, int]) -> None:
+    name, overrides = (GSPMD | SLOW_GSPMD)[variant]
+    case = zoo.build(name, **overrides)
+    where = sbp.placement("cpu", np.arange(8).reshape(mesh), axis_names=("dp", "tp"))
+    config = sbp.AutoParallelConfig(lowering="gspmd")
+    step, alone = sbp.auto_parallel(case.step, placement=where, donate_argnums=0, config=config), jax.jit(case.step)
+    state, expected = jax.jit(case.init)(), jax.jit(case.init)()
+    for seed in range(2):
+        state, loss = step(state, case.batch(seed))
+        expected, wanted = alone(expected, case.batch(seed))
+        assert_allclose(loss, wanted, rtol=1e-4)
+    report = step.plan(state, case.batch(0)).verify()
+    assert report.found_bytes <= 1.5 * report.expected_bytes, str(report)
+
+
 def planned(name: str, size: str, mesh: tuple[int, ...], **overrides: Any) -> sbp.Plan:
     case = zoo.build(name, size, **overrides)
     where = sbp.placement.abstract(mesh, axis_names=("dp", "tp"), cluster="h100")

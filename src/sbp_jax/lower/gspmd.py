@@ -80,9 +80,11 @@ class _GlobalEmitter(Emitter):
         return y if op.primitive.multiple_results else [y]
 
     def box(self, planned: Boxing, x: Any) -> Any:
-        if not (planned.src.has_partial or planned.dst.has_partial):
-            return self.constrained(x, planned.dst)
         steps, names = self.steps(planned), self.placement.axis_names
+        if not (planned.src.has_partial or planned.dst.has_partial):
+            for step in steps:  # the plan's own way: where XLA finds none in one go, it gathers the whole
+                x = self.constrained(x, step.dst)
+            return x
 
         def on_piece(xs: Sequence[Any]) -> list[Any]:
             return [boxing.execute(steps, xs[0], names, planned.shape)]
