@@ -19,6 +19,7 @@ from .memory import Footprint
 from .partials import partial_kinds
 from .pins import PinError, Pins, conflict_message, narrow_to_pins
 from .problem import assemble, costless
+from .repeated import repeated
 from .request import Request
 from .roles import roles
 from .solve import solve
@@ -90,7 +91,9 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         raise PinError(conflict_message(program, request.pins, possible))
     found = decided.found
     plan = spell_out(program, folded, problem, groups, found.solution.choice, footprint, request, model, name)
-    plan.notes += decided.notes + unsplit(program, plan)
+    whole = repeated(program, factors, plan, request) if request.share_layers else []
+    plan.unruled = [(r.primitive, r.where) for r in whole if r.cause != "price"]
+    plan.notes += decided.notes + unsplit(program, plan, whole)
     plan.solver = decided.solver
     # What the solver minimised; with OneFlow's weights that is not the seconds of a step.
     plan.objective = found.seconds

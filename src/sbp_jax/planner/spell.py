@@ -104,7 +104,6 @@ def spell_out(
         cluster=request.cluster.name,
         solver="",
         planning_seconds=0.0,
-        unruled=_unruled(program),
         timeline=timeline(folded, groups, chosen, seconds, positions, memory, lines),
     )
 

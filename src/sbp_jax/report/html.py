@@ -320,8 +320,7 @@ def _arguments(leaves: Sequence[Leaf]) -> str:
 
 
 def _notes(plan: PlanData) -> str:
-    found = [f"no rule for {p}: whole on every device [{where or 'unknown line'}]" for p, where in plan.unruled]
-    found += plan.notes
+    found = plan.notes
     if not found:
         return ""
     return "<h2>Notes</h2><ul>" + "".join(f"<li class=wrap>{escape(x)}</li>" for x in found) + "</ul>"

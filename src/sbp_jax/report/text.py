@@ -70,8 +70,6 @@ def _parts(plan: PlanData, facts: Facts | None) -> Iterator[RenderableType]:
     found = changes(plan, facts)
     if found:
         yield _changes(found)
-    for primitive, where in plan.unruled:
-        yield f"  no rule for {primitive}: whole on every device [{where or 'unknown line'}]"
     for note in plan.notes:
         yield f"  note: {note}"
 

@@ -2,25 +2,25 @@
 
 from .base import register, whole
 
-_KEYS = "keys are a few words: splitting them saves nothing, and the bits made of them are split (trace/expand.py)"
+KEYS = "keys are a few words: splitting them saves nothing, and the bits made of them are split (trace/expand.py)"
 _POSITION = "the numbers drawn depend on an element's position in the whole"
-_BODY = "its body is code this library does not read: register_rule on the function says how it splits"
+BODY = "its body is code this library does not read: register_rule on the function says how it splits"
 _COLLECTIVE = "lives inside shard_map, whose body is not opened"
 _REFERENCE = "a mutable reference is one buffer, written in order"
 _SPARSE = "entries of a sparse format lie where their indices say, not where a split would cut"
-_TOKEN = "an order of effects, not an array"
-_SCALES = "block scales and quantised blocks are laid out for the whole operand"
-_SHAPE = "a size, known on every device"
+TOKEN = "an order of effects, not an array"
+SCALES = "block scales and quantised blocks are laid out for the whole operand"
+SHAPE = "a size, known on every device"
 _KERNEL = "lives inside a Pallas kernel, which is not opened"
 
 REASONS: dict[str, str] = {
     **dict.fromkeys(("random_seed", "random_split", "random_fold_in", "random_wrap", "random_unwrap", "random_clone",
-                     "iota_2x32_shape", "to_edtype", "from_edtype"), _KEYS),
+                     "iota_2x32_shape", "to_edtype", "from_edtype"), KEYS),
     **dict.fromkeys(("random_bits", "rng_bit_generator", "random_gamma", "philox2x32", "philox4x32",
                      "threefry4x32"), _POSITION),
     **dict.fromkeys(("shard_map", "pallas_call", "ffi_call", "custom_call", "cudnn_fusion", "custom_partitioning",
                      "call_exported", "core_map", "mpmd_map", "run_state", "jaxpr_call",
-                     "call_hi_primitive", "call_hi_primitive_linearized"), _BODY),
+                     "call_hi_primitive", "call_hi_primitive_linearized"), BODY),
     "inspect_sharding": "it asks for a layout, and the plan has it: plan.signatures()",
     **dict.fromkeys(("psum", "pmax", "pmin", "ppermute", "pbroadcast", "all_gather", "all_to_all", "axis_index",
                      "ragged_all_to_all", "reduce_scatter", "psum_invariant", "all_gather_invariant",
@@ -40,11 +40,11 @@ REASONS: dict[str, str] = {
                      "csr_fromdense", "csr_matmat", "csr_matvec", "csr_spmm", "csr_spmv", "csr_todense", "spsolve",
                      "todense"), _SPARSE),
     **dict.fromkeys(("create_token", "after_all", "check", "delay", "infeed", "outfeed", "unreachable", "dce_sink",
-                     "tie", "create_linear"), _TOKEN),
+                     "tie", "create_linear"), TOKEN),
     **dict.fromkeys(("scaled_dot", "scaled_matmul", "scaled_matmul_wrapper", "dot_product_attention_fp8_fwd",
                      "dot_product_attention_fp8_bwd", "dot_product_attention_fp8_fwd_wrapper",
-                     "dot_product_attention_fp8_bwd_wrapper"), _SCALES),
-    **dict.fromkeys(("dimension_size", "dim_as_value", "shape_assertion", "multiple_of", "platform_index"), _SHAPE),
+                     "dot_product_attention_fp8_bwd_wrapper"), SCALES),
+    **dict.fromkeys(("dimension_size", "dim_as_value", "shape_assertion", "multiple_of", "platform_index"), SHAPE),
     **dict.fromkeys(("program_id", "num_programs", "run_scoped", "semaphore_read", "semaphore_signal",
                      "semaphore_wait", "get_global", "stage", "box_get", "box_set", "new_box", "new_log", "log_extend",
                      "log_read"), _KERNEL),
