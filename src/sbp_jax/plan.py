@@ -122,8 +122,9 @@ class PlanData:
     the program in order. ``fingerprint`` identifies the traced program. Bytes are per device and step, seconds
     per step, memory in bytes per device. ``unruled``: the large ops that every device computes whole, as (primitive,
     "line: reason"); the notes say the same. ``timeline`` is what ``simulate`` needs besides, ``make_insight`` finds
-    what reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML, ``options`` what the configuration
-    asked for beyond its defaults. With ``recomputed``, ``nodes`` are those of the program after ``trace.recompute``.
+    what reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML, ``options`` what the
+    configuration asked for beyond its defaults. With ``recomputed``, ``nodes`` are those of the program after
+    ``trace.recompute``.
     ``lowering`` is what a step of it becomes, as in ``AutoParallelConfig``.
     """
 
