@@ -4,7 +4,7 @@ import copy
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 
 from . import capture
 from ._compat import is_tracing, trace_context
+from .argnames import ArgumentRoles, Call
 from .arguments import is_bound, is_there, moved
 from .config import AutoParallelConfig
 from .errors import PlanError
@@ -38,17 +39,15 @@ class ParallelFunction:
         fn: Callable[..., Any],
         where: PlacementLike | int | str | None,
         config: AutoParallelConfig,
-        donate_argnums: Sequence[int],
-        static_argnums: Sequence[int],
+        roles: ArgumentRoles,
         in_sbp: Any,
         out_sbp: Any,
         given: PlanData | None,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
-        self._fn, self._config = fn, config
-        self._name = getattr(fn, "__name__", type(fn).__name__)
-        self._placement = asked_placement(where)
-        self._donate, self._static = tuple(donate_argnums), tuple(static_argnums)
+        self._fn, self._config, self._roles = fn, config, roles
+        self._name = roles.name
+        self._placement = self._asked = asked_placement(where)
         self._in_sbp, self._out_sbp, self._given = in_sbp, out_sbp, given
         self._entries: dict[Any, LoweredStep] = {}
         self._plans: dict[Any, PlanData] = {}
@@ -59,30 +58,56 @@ class ParallelFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         last, tracing = self._last, is_tracing()
-        if last is not None and not kwargs and not self._static and not tracing:
+        if last is not None and not kwargs and not self._roles.has_static and not tracing:
             try:
                 return last.jitted(*args, ({}, last.constants))
             except OtherCall:
                 pass
             except (ValueError, TypeError):
-                if self._entries.get(self._key(args, kwargs)) is last and not self._misplaced(last, args, kwargs):
+                call = self._roles.call(args, kwargs)
+                if self._entries.get(self._key(call)) is last and not self._misplaced(last, call):
                     raise
-        entry = self._entry(args, kwargs)
-        args, kwargs = self._place(entry, args, kwargs)
+        call = self._roles.call(args, kwargs)
+        entry = self._entry(call)
+        arguments = entry.arguments(*self._placed(entry, call))
         if tracing:
-            return entry.nested(*self._dynamic(args), (kwargs, entry.constants))
+            return entry.nested(*arguments)
         self._last = entry if self._previous in (None, entry) else None
         self._previous = entry
-        return entry.jitted(*self._dynamic(args), (kwargs, entry.constants))
+        return entry.jitted(*arguments)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments (arrays or ``jax.ShapeDtypeStruct``); made once for each set of shapes."""
-        return self._entry(args, kwargs).plan
+        return self._entry(self._roles.call(args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit``'s: ``.compile()`` gives ``.as_text()``, ``.memory_analysis()``."""
-        entry = self._entry(args, kwargs)
-        return lower_step(entry, self._dynamic(args), kwargs)
+        call = self._roles.call(args, kwargs)
+        return lower_step(self._entry(call), call.dynamic, call.kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The results' shapes and dtypes, as ``jax.eval_shape``: nothing is planned. Static arguments stay Python's."""
+        call = self._roles.call(args, kwargs)
+        return capture.results_of(self._fn, call.args, call.kwargs, call.static, call.fixed)
+
+    def with_options(
+        self, placement: Any, config: AutoParallelConfig | None, donate_argnums: Any, donate_argnames: Any,
+        static_argnums: Any, static_argnames: Any, in_sbp: Any, out_sbp: Any,
+    ) -> "ParallelFunction":  # fmt: skip
+        """The same function with other options; those that are None stay. Itself where all are."""
+        given = (placement, config, donate_argnums, donate_argnames, static_argnums, static_argnames, in_sbp, out_sbp)
+        if all(x is None for x in given):
+            return self
+        other = ArgumentRoles.of(self._fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
+        roles = replace(
+            self._roles,
+            static=self._roles.static if static_argnums is None and static_argnames is None else other.static,
+            donated=self._roles.donated if donate_argnums is None and donate_argnames is None else other.donated,
+        )
+        return ParallelFunction(
+            self._fn, self._asked if placement is None else placement, config or self._config, roles,
+            self._in_sbp if in_sbp is None else in_sbp, self._out_sbp if out_sbp is None else out_sbp, None,
+        )  # fmt: skip
 
     def bare(self) -> tuple[Any, Any]:
         """The jitted function that the last call ran, and the argument that it takes after the function's own."""
@@ -90,23 +115,21 @@ class ParallelFunction:
             raise PlanError(f"{self._name} has not run yet: call it once")
         return self._previous.jitted, ({}, self._previous.constants)
 
-    def _dynamic(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(x for i, x in enumerate(args) if i not in self._static)
+    def _key(self, call: Call) -> Any:
+        leaves, tree = jax.tree.flatten((call.dynamic, call.kwargs))
+        statics = tuple([capture.typed(call.args[i]) for i in call.static])
+        fixed = tuple(sorted((k, capture.typed(x)) for k, x in call.fixed.items())) if call.fixed else ()
+        return tree, call.static, statics, fixed, tuple(map(capture.look, leaves)), trace_context()
 
-    def _key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
-        statics = tuple([capture.typed(args[i]) for i in self._static])
-        return tree, statics, tuple(map(capture.look, leaves)), trace_context()
-
-    def _entry(self, args: Sequence[Any], kwargs: dict[str, Any]) -> LoweredStep:
-        key = self._key(args, kwargs)
+    def _entry(self, call: Call) -> LoweredStep:
+        key = self._key(call)
         entry = self._entries.get(key)
         if entry is None:
             with self._lock:  # one plan for each, and one mesh for all
                 entry = self._entries.get(key)
                 if entry is None:
                     known = len(self._plans)
-                    entry = self._entries[key] = self._make(args, kwargs)
+                    entry = self._entries[key] = self._make(call)
                     if len(self._plans) > max(known, _REPLAN_WARNING):
                         warnings.warn(
                             f"{self._name} is planned and compiled for the {len(self._plans)}th set of argument "
@@ -116,11 +139,13 @@ class ParallelFunction:
                         )
         return entry
 
-    def _make(self, args: Sequence[Any], kwargs: dict[str, Any]) -> LoweredStep:
-        dynamic = self._dynamic(args)
+    def _make(self, call: Call) -> LoweredStep:
+        dynamic, kwargs = call.dynamic, call.kwargs
         with Progress(self._name) as progress:
             progress("tracing")
-            program, in_tree, out_shape = capture.trace(self._fn, args, kwargs, self._static, self._donate)
+            program, in_tree, out_shape = capture.trace(
+                self._fn, call.args, kwargs, call.static, call.donated, call.fixed, call.donated_names
+            )
             out_tree = jax.tree.structure(out_shape)
             traced = program
             # Another static argument, another setting of JAX: often the same program.
@@ -156,7 +181,7 @@ class ParallelFunction:
         self._placement = data.placement  # for all shapes of arguments the same
         data.in_tree, data.out_tree = in_tree, out_tree
         plan = Plan.of(replace(data, lowering=self._config.lowering))
-        entry = lowered_step(program, plan, (dynamic, kwargs), out_tree, self._donate_positions())
+        entry = lowered_step(program, plan, (dynamic, kwargs), out_tree, call.donated_positions, call.donated_names)
         shapes = jax.tree.map(capture.aval, (dynamic, kwargs))
         plan.compile = lambda: lower_step(entry, *shapes).compile()
         if self._given is None:
@@ -185,30 +210,25 @@ class ParallelFunction:
             visible if where == "auto" else int(where), kind, visible, None if cluster is None else str(cluster)
         )
 
-    def _donate_positions(self) -> tuple[int, ...]:
-        return tuple(i - sum(s < i for s in self._static) for i in self._donate)
-
-    def _place(self, entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def _placed(self, entry: LoweredStep, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Move the arguments to where the plan wants them, once.
 
         A batch that is bound to no device is left to each call: the first one, placed here, would be compiled for on
         its own, for to JAX a program for arguments that lie somewhere is another (0.10.2).
         """
-        dynamic = self._dynamic(args)
-        leaves, tree = jax.tree.flatten((dynamic, kwargs))
-        donated = self._donate_positions()
-        kept = [i in donated for i, x in enumerate(dynamic) for _ in jax.tree.leaves(x)]
-        kept += [False] * (len(leaves) - len(kept))
+        leaves, tree = jax.tree.flatten((call.dynamic, call.kwargs))
+        donated = call.donated_positions
+        kept = [i in donated for i, x in enumerate(call.dynamic) for _ in jax.tree.leaves(x)]
+        named = sorted(call.kwargs.items())
+        kept += [name in call.donated_names for name, x in named for _ in jax.tree.leaves(x)]
         placed = [
             x if is_there(x, s) or not (keep or is_bound(x, s)) else moved(x, s)
             for x, s, keep in zip(leaves, entry.shardings, kept, strict=True)
         ]
-        dynamic, kwargs = jax.tree.unflatten(tree, placed)
-        supply = iter(dynamic)
-        return tuple(x if i in self._static else next(supply) for i, x in enumerate(args)), kwargs
+        return jax.tree.unflatten(tree, placed)
 
-    def _misplaced(self, entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        leaves = jax.tree.leaves((self._dynamic(args), kwargs))
+    def _misplaced(self, entry: LoweredStep, call: Call) -> bool:
+        leaves = jax.tree.leaves((call.dynamic, call.kwargs))
         return any(not is_there(x, s) for x, s in zip(leaves, entry.shardings, strict=True))
 
 
@@ -217,8 +237,10 @@ def auto_parallel(
     *,
     placement: PlacementLike | int | str | None = None,
     config: AutoParallelConfig | None = None,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
     in_sbp: Any = None,
     out_sbp: Any = None,
     plan: PlanData | None = None,
@@ -234,9 +256,10 @@ def auto_parallel(
             of one axis or two. More devices than there are can be planned for where ``config.cluster`` names their
             hardware.
         config: options of the planner.
-        donate_argnums: arguments whose memory the results may take over. A donated argument and the result that
-            replaces it share one signature, so a training loop never moves its state.
-        static_argnums: arguments that are Python values, as for ``jax.jit``.
+        donate_argnums, donate_argnames: arguments whose memory the results may take over, by number or by name (one
+            follows from the other, as for ``jax.jit``). A donated argument and the result that replaces it share one
+            signature, so a training loop never moves its state.
+        static_argnums, static_argnames: arguments that are Python values, as for ``jax.jit``.
         in_sbp, out_sbp: pins: signatures, ``PartitionSpec``s or ``NamedSharding``s, for the arguments (a tuple, one
             entry for each; trees and prefixes of trees are accepted, None leaves free) and for the results.
         plan: run this plan, made elsewhere for the same function. Options beside it that say something else than the
@@ -252,15 +275,14 @@ def auto_parallel(
     if fn is None:
         return functools.partial(
             auto_parallel, placement=placement, config=config, donate_argnums=donate_argnums,
-            static_argnums=static_argnums, in_sbp=in_sbp, out_sbp=out_sbp, plan=plan,
+            donate_argnames=donate_argnames, static_argnums=static_argnums, static_argnames=static_argnames,
+            in_sbp=in_sbp, out_sbp=out_sbp, plan=plan,
         )  # fmt: skip
     if not callable(fn):
         raise PlanError(f"auto_parallel takes a function, got {type(fn).__name__}")
     config = config or AutoParallelConfig(lowering="manual" if plan is None else plan.lowering)
-    return ParallelFunction(
-        fn, placement, config, _indices(donate_argnums), _indices(static_argnums), in_sbp,
-        out_sbp, plan,
-    )  # fmt: skip
+    roles = ArgumentRoles.of(fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
+    return ParallelFunction(fn, placement, config, roles, in_sbp, out_sbp, plan)
 
 
 def plan(
@@ -268,22 +290,25 @@ def plan(
     *args: Any,
     placement: PlacementLike | int | str | None = None,
     config: AutoParallelConfig | None = None,
-    donate_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
     in_sbp: Any = None,
     out_sbp: Any = None,
     **kwargs: Any,
 ) -> Plan:
     """The plan for ``fn(*args)`` on ``placement``, from shapes alone: no device is touched.
 
-    ``args`` are arrays or ``jax.ShapeDtypeStruct``. Options as ``auto_parallel``'s, which see.
+    ``args`` are arrays or ``jax.ShapeDtypeStruct``. See ``auto_parallel`` for the options; of a function that it made,
+    those left out here are the function's own.
     """
     if isinstance(fn, ParallelFunction):
-        fn = fn._fn
+        return fn.with_options(
+            placement, config, donate_argnums, donate_argnames, static_argnums, static_argnames, in_sbp, out_sbp
+        ).plan(*args, **kwargs)
     parallel = auto_parallel(
-        fn, placement=placement, config=config, donate_argnums=donate_argnums, in_sbp=in_sbp, out_sbp=out_sbp
-    )
+        fn, placement=placement, config=config, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
+        static_argnums=static_argnums, static_argnames=static_argnames, in_sbp=in_sbp, out_sbp=out_sbp,
+    )  # fmt: skip
     return parallel.plan(*args, **kwargs)
-
-
-def _indices(x: int | Sequence[int]) -> tuple[int, ...]:
-    return (x,) if isinstance(x, int) else tuple(x)

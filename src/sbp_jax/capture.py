@@ -1,6 +1,6 @@
 """A call captured: the function traced on shapes, which results replace which arguments, what the user pinned."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,17 +40,19 @@ def typed(x: Any) -> Any:
 
 
 def trace(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int], donate: Sequence[int]
-) -> tuple[Program, Any, Any]:
-    """The program of a call, the tree of its dynamic arguments, and its results' shapes."""
-    bad = [i for i in (*donate, *static) if not 0 <= i < len(args)]
-    if bad:
-        raise PlanError(f"donate_argnums/static_argnums {bad} are not among the {len(args)} positional arguments")
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int], donate: Sequence[int],
+    fixed: Mapping[str, Any] | None = None, donated_names: Sequence[str] = (),
+) -> tuple[Program, Any, Any]:  # fmt: skip
+    """The program of a call, the tree of its dynamic arguments, and its results' shapes.
+
+    ``static`` and ``donate`` are numbers of positional arguments; ``fixed`` are static arguments given by name,
+    ``donated_names`` the donated ones among ``kwargs``.
+    """
     dynamic = tuple(jax.tree.map(aval, x) for i, x in enumerate(args) if i not in static)
 
     def flat(dynamic: Any, kwargs: Any) -> Any:
         supply = iter(dynamic)
-        return fn(*(args[i] if i in static else next(supply) for i in range(len(args))), **kwargs)
+        return fn(*(args[i] if i in static else next(supply) for i in range(len(args))), **kwargs, **(fixed or {}))
 
     with without_collecting():
         closed, out_shape = jax.make_jaxpr(flat, return_shape=True)(dynamic, jax.tree.map(aval, kwargs))
@@ -62,8 +64,22 @@ def trace(
     for op, (path, _) in zip(program.output_ops, out_paths, strict=True):
         op.label = jax.tree_util.keystr(path, simple=True, separator="/")
     positions = [i - sum(s < i for s in static) for i in donate]
-    program.donated[:] = _replacements(dynamic, out_shape, positions)
+    given = (*dynamic, *(kwargs[k] for k in sorted(kwargs)))
+    positions += [len(dynamic) + k for k, name in enumerate(sorted(kwargs)) if name in donated_names]
+    program.donated[:] = _replacements(jax.tree.map(aval, given), out_shape, positions)
     return program, jax.tree.structure((dynamic, kwargs)), out_shape
+
+
+def results_of(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int], fixed: Mapping[str, Any]
+) -> Any:
+    """The shapes and dtypes of a call's results."""
+
+    def flat(dynamic: Any, kwargs: Any) -> Any:
+        supply = iter(dynamic)
+        return fn(*(x if i in static else next(supply) for i, x in enumerate(args)), **kwargs, **fixed)
+
+    return jax.eval_shape(flat, tuple(x for i, x in enumerate(args) if i not in static), kwargs)
 
 
 def _replacements(dynamic: Any, results: Any, donated: Sequence[int]) -> list[tuple[int, int]]:

@@ -45,10 +45,29 @@ class LoweredStep:
     """JAX's settings that it was traced under. ``jitted`` runs under no others."""
     elsewhere: Any = None
     """As ``jitted``, to be lowered under any settings."""
+    donated_names: tuple[str, ...] = ()
+    """The arguments given by name that are donated: to JAX an argument of their own."""
+
+    def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """What the jitted functions take."""
+        if not self.donated_names:
+            return *args, (kwargs, self.constants)
+        kept, taken = _parted(kwargs, self.donated_names)
+        return *args, taken, (kept, self.constants)
 
 
-def lowered_step(program: Program, plan: Plan, dynamic: Any, out_tree: Any, donate: tuple[int, ...]) -> LoweredStep:
-    """The jitted step of a plan. On an abstract placement it can be planned only."""
+def _parted(named: dict[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {k: x for k, x in named.items() if k not in names}, {k: x for k, x in named.items() if k in names}
+
+
+def lowered_step(
+    program: Program, plan: Plan, dynamic: Any, out_tree: Any, donate: tuple[int, ...],
+    donated_names: tuple[str, ...] = (),
+) -> LoweredStep:  # fmt: skip
+    """The jitted step of a plan. On an abstract placement it can be planned only.
+
+    ``dynamic`` are the arguments by position and by name, ``donate`` and ``donated_names`` the donated among them.
+    """
     where = plan.placement
     n = len(plan.inputs) - len(program.constants)
     in_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.inputs]
@@ -73,6 +92,9 @@ def lowered_step(program: Program, plan: Plan, dynamic: Any, out_tree: Any, dona
 
     def step(*arguments: Any) -> Any:
         *args, (kwargs, consts) = arguments
+        if donated_names:
+            *args, taken = args
+            kwargs = {**kwargs, **taken}
         leaves = [*jax.tree.leaves((tuple(args), kwargs)), *consts]
         if [(x.shape, str(x.dtype), jax.typeof(x).weak_type) for x in leaves] != expected:
             raise OtherCall
@@ -89,6 +111,10 @@ def lowered_step(program: Program, plan: Plan, dynamic: Any, out_tree: Any, dona
         f.__name__ = f.__qualname__ = plan.function
     tree = jax.tree.structure(dynamic)
     args_shardings, kwargs_shardings = jax.tree.unflatten(tree, shardings[:n])
+    if donated_names:
+        kwargs_shardings, taken_shardings = _parted(kwargs_shardings, donated_names)
+        donate = (*donate, len(args_shardings))
+        args_shardings = (*args_shardings, taken_shardings)
     jit = functools.partial(
         jax.jit,
         in_shardings=(*args_shardings, (kwargs_shardings, tuple(shardings[n:]))),
@@ -98,7 +124,7 @@ def lowered_step(program: Program, plan: Plan, dynamic: Any, out_tree: Any, dona
     options = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
     return LoweredStep(
         plan, jit(step_here, compiler_options=options), jit(step), constants, shardings[:n], context,
-        jit(step, compiler_options=options),
+        jit(step, compiler_options=options), donated_names,
     )  # fmt: skip
 
 
@@ -118,7 +144,7 @@ def lower_step(entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) 
     args, kwargs = jax.tree.map(capture.aval, (tuple(args), kwargs))
     lowerable = entry.jitted if trace_context() == entry.context else entry.elsewhere
     try:
-        return lowerable.lower(*args, (kwargs, entry.constants))
+        return lowerable.lower(*entry.arguments(args, kwargs))
     except OtherCall:
         raise PlanError(
             f"the plan of {entry.plan.function} was made under other settings of JAX, which change its arguments' "

@@ -150,8 +150,9 @@ def target(fn: Any, args: tuple[Any, ...], donate: Sequence[int] | None, static:
     if bad:
         raise SbpError(f"--donate/--static {bad}: {name} has {len(args)} arguments here, 0 to {len(args) - 1}")
     if isinstance(fn, ParallelFunction):
+        call = fn._roles.call(args, {})
         return Target(
-            fn._fn, args, name, fn._donate if donate is None else tuple(donate), tuple(static) or fn._static,
+            fn._fn, args, name, call.donated if donate is None else tuple(donate), tuple(static) or call.static,
             fn._in_sbp, fn._out_sbp, fn._placement, fn._config,
         )  # fmt: skip
     if "flax" in sys.modules:  # without it there are no objects of it
