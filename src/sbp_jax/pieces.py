@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from .errors import SignatureError
 from .signature import Signature
@@ -107,3 +108,15 @@ def piece_box(
         start, length = span(n, [axis_sizes[a] for a in axes], [position[a] for a in axes])
         box.append((start, start + length))
     return tuple(box)
+
+
+def identity(op: str, dtype: Any) -> Any:
+    """What changes nothing under a reduction."""
+    if op == "sum":
+        return np.zeros((), dtype)
+    if dtype == np.bool_:
+        return np.asarray(op == "min")
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.asarray(-np.inf if op == "max" else np.inf, dtype)
+    info = jnp.iinfo(dtype)
+    return np.asarray(info.min if op == "max" else info.max, dtype)

@@ -1,9 +1,9 @@
 """Redistribution: signature A -> signature B by the cheapest route of explicit collectives."""
 
+from ..pieces import identity as identity
 from .between import parts as parts
 from .collectives import apply as apply
 from .collectives import execute as execute
-from .collectives import identity as identity
 from .routes import Route as Route
 from .routes import check_partial as check_partial
 from .routes import cost_matrix as cost_matrix

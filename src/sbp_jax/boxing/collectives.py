@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..pieces import stored_shape
+from ..pieces import identity, stored_shape
 from ..signature import Broadcast, Partial, Signature, Split, partial_sum
 from .routes import Route
 from .table import Step
@@ -90,18 +90,6 @@ def _slice(m: _Move, x: Any) -> Any:
         return uneven.cut(x, m.index())
     piece = x.shape[dim] // m.size
     return lax.dynamic_slice_in_dim(x, m.index() * piece, piece, dim)
-
-
-def identity(op: str, dtype: Any) -> Any:
-    """What changes nothing under a reduction."""
-    if op == "sum":
-        return np.zeros((), dtype)
-    if dtype == np.bool_:
-        return np.asarray(op == "min")
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return np.asarray(-np.inf if op == "max" else np.inf, dtype)
-    info = jnp.iinfo(dtype)
-    return np.asarray(info.min if op == "max" else info.max, dtype)
 
 
 def _to_partial(m: _Move, x: Any) -> Any:

@@ -18,12 +18,11 @@ from ..boxing import Step
 from ..errors import PlanError
 from ..pieces import is_even, stored_shape
 from ..plan import Boxing, PlanData
-from ..rules import Local, lookup, whole
+from ..rules import Local, lookup, mask_reduced, whole
 from ..rules.widen import B, Code, signature_of, strategies
 from ..signature import Partial, Signature, Split, broadcast
 from ..trace import Atom, Graph, Lit, Op, Program, Structured, Value
 from .order import Wait, waits
-from .padding import mask_reduced
 
 Scope = dict[int, dict[Signature, Any]]
 
@@ -163,16 +162,16 @@ class Emitter:
         """Run one op on local pieces."""
         rule, p = lookup(op.name), self.placement
         if rule is not None:
-            arguments = mask_reduced(op, rule.factors(op), ins, arguments, p)
-        if rule is not None and rule.local is not None:
             local = Local(
                 p.axis_names, p.shape, tuple(map(_code, ins)), tuple(map(_code, outs)),
-                tuple(x.shape for x in arguments),
+                tuple(jnp.shape(x) for x in arguments),
                 tuple(stored_shape(v.shape, s, p.shape) for v, s in zip(op.outs, outs, strict=True)),
                 p.flat_ranks,
             )  # fmt: skip
-            y = rule.local(op, local, *arguments)
-            return y if isinstance(y, list | tuple) else [y]
+            arguments = mask_reduced(op, rule.factors(op), local, arguments)
+            if rule.local is not None:
+                y = rule.local(op, local, *arguments)
+                return y if isinstance(y, list | tuple) else [y]
         y = op.primitive.bind(*arguments, **op.params)
         return y if op.primitive.multiple_results else [y]
 

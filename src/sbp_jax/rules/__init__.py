@@ -9,5 +9,6 @@ from .base import lookup as lookup
 from .base import names as names
 from .base import register as register
 from .base import whole as whole
+from .padding import mask_reduced as mask_reduced
 from .user import is_opaque_kernel as is_opaque_kernel
 from .user import register_rule as register_rule

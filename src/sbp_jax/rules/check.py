@@ -11,8 +11,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .base import Local, OpLike, is_a, lookup, whole
-from .widen import PARTIAL, B, Strategy, signature_of, strategies
+from ..pieces import is_even, piece_shape, stored_shape
+from ..signature import Signature
+from .base import Factors, Local, OpLike, is_a, lookup, whole
+from .padding import mask_reduced
+from .widen import PARTIAL, B, Strategy, code_of, signature_of, strategies
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ def pieces(x: np.ndarray, code: Sequence[int], mesh: tuple[int, ...], random: np
             return
         n, c = mesh[axis], code[axis]
         if c >= 0:
-            terms = np.split(piece, n, axis=c)
+            terms = np.array_split(piece, n, axis=c)  # balanced, as ``pieces.py`` has them
         elif c == B:
             terms = [piece] * n
         elif c == PARTIAL["sum"]:
@@ -54,7 +57,23 @@ def pieces(x: np.ndarray, code: Sequence[int], mesh: tuple[int, ...], random: np
             cut(term, axis + 1, (*index, k))
 
     cut(x, 0, ())
+    longest = np.max([part.shape for part in parts.flat], axis=0)
+    for index, part in np.ndenumerate(parts):
+        parts[index] = _pad(part, longest)
     return np.stack([parts[i] for i in np.ndindex(mesh)]).reshape(*mesh, *parts[(0,) * len(mesh)].shape)
+
+
+def _pad(x: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    """The piece as it is stored, at the end what no result may depend on."""
+    if x.shape == tuple(shape):
+        return x
+    filler = np.full(tuple(map(int, shape)), np.nan if is_a(x.dtype, np.inexact) else _largest(x.dtype), x.dtype)
+    filler[tuple(slice(0, n) for n in x.shape)] = x
+    return filler
+
+
+def _largest(dtype: Any) -> Any:
+    return True if dtype == np.bool_ else jnp.iinfo(dtype).max
 
 
 def _terms(x: np.ndarray, n: int, random: np.random.Generator) -> list[np.ndarray]:
@@ -86,8 +105,11 @@ def _beaten(x: np.ndarray, by_max: bool, random: np.random.Generator) -> np.ndar
     return np.where(random.random(x.shape) < 0.1, last, close).astype(x.dtype)
 
 
-def assemble(stacked: np.ndarray, code: Sequence[int]) -> np.ndarray:
-    """The whole from every device's component."""
+def assemble(stacked: np.ndarray, code: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    """The whole, of ``shape``, from every device's component."""
+    mesh, signature = stacked.shape[: len(code)], signature_of(tuple(code))
+    if not is_even(shape, signature, mesh):
+        return _assemble_padded(stacked, signature, shape)
     for axis in reversed(range(len(code))):
         c, parts = code[axis], np.moveaxis(stacked, axis, 0)
         if c >= 0:
@@ -101,6 +123,22 @@ def assemble(stacked: np.ndarray, code: Sequence[int]) -> np.ndarray:
     return stacked
 
 
+def _assemble_padded(stacked: np.ndarray, signature: Signature, shape: Sequence[int]) -> np.ndarray:
+    """The same without the padding: device by device."""
+    code, mesh = code_of(signature), stacked.shape[: len(signature)]
+
+    def gather(index: tuple[int, ...]) -> np.ndarray:
+        axis = len(index)
+        if axis == len(mesh):
+            return stacked[index][tuple(slice(0, n) for n in piece_shape(shape, signature, mesh, index))]
+        parts = [gather((*index, k)) for k in range(mesh[axis])]
+        if code[axis] >= 0:
+            return np.concatenate(parts, axis=code[axis])
+        return assemble(np.stack(parts), code[axis : axis + 1], parts[0].shape)
+
+    return gather(())
+
+
 def check(
     op: OpLike,
     values: Sequence[np.ndarray],
@@ -108,26 +146,28 @@ def check(
     tolerance: float = 1e-4,
     seed: int = 0,
     most: int | None = None,
+    padded: bool = False,
 ) -> tuple[int, list[Mismatch]]:
     """Try every strategy of one op on whole operands ``values``: how many there were, and those that are wrong.
 
     ``most`` limits how many are tried, drawn at random. Pieces are computed one device after the other, without a
-    mesh: no compilation beyond each primitive's own.
+    mesh: no compilation beyond each primitive's own. ``padded``: try pieces of different lengths as well, whose padding
+    is full of what must not be read.
     """
     rule = lookup(op.name)
     factors = rule.factors(op) if rule is not None else whole(op)
     random = np.random.default_rng(seed)
     expected = [np.asarray(x) for x in _bind(op, [jnp.asarray(v) for v in values])]
-    ways = strategies(factors, mesh_shape, tuple(not item.narrows for item in factors.linear))
+    ways = strategies(factors, mesh_shape, tuple(not item.narrows for item in factors.linear), padded)
     if most is not None and len(ways) > most:
         ways = [ways[k] for k in random.choice(len(ways), most, replace=False)]
     tolerance = max(tolerance, *(_rounding(x.dtype) for x in (*op.ins, *op.outs)), 0.0)
     wrong: list[Mismatch] = []
     for way in ways:
         stacked = [pieces(np.asarray(v), c, mesh_shape, random) for v, c in zip(values, way.ins, strict=True)]
-        outs = _run(op, rule, way, stacked, mesh_shape)
+        outs = _run(op, rule, factors, way, stacked, mesh_shape)
         for truth, result, code in zip(expected, outs, way.outs, strict=True):
-            off = distance(truth, assemble(result, code), tolerance)
+            off = distance(truth, assemble(result, code, truth.shape), tolerance)
             if off > 0:
                 wrong.append(Mismatch(op.name, describe(way), off))
     return len(ways), wrong
@@ -171,24 +211,18 @@ def _bind(op: OpLike, values: Sequence[Any]) -> Sequence[Any]:
 
 
 def _run(
-    op: OpLike, rule: Any, way: Strategy, stacked: Sequence[np.ndarray], sizes: tuple[int, ...]
+    op: OpLike, rule: Any, factors: Factors, way: Strategy, stacked: Sequence[np.ndarray], sizes: tuple[int, ...]
 ) -> Sequence[np.ndarray]:
     """Every result's components, stacked along leading mesh axes."""
     names = tuple(f"m{i}" for i in range(len(sizes)))
 
-    def local_shape(shape: Sequence[int], code: Sequence[int]) -> tuple[int, ...]:
-        left = list(shape)
-        for size, c in zip(sizes, code, strict=True):
-            if c >= 0:
-                left[c] //= size
-        return tuple(left)
-
     found: list[Sequence[np.ndarray]] = []
     for place in np.ndindex(sizes):
         xs = [jnp.asarray(x[place]) for x in stacked]
+        shapes = tuple(stored_shape(v.shape, signature_of(c), sizes) for v, c in zip(op.outs, way.outs, strict=True))
+        local = _At(names, sizes, way.ins, way.outs, tuple(x.shape for x in xs), shapes, position=place)
+        xs = mask_reduced(op, factors, local, xs)
         if rule is not None and rule.local is not None:
-            shapes = tuple(local_shape(v.shape, c) for v, c in zip(op.outs, way.outs, strict=True))
-            local = _At(names, sizes, way.ins, way.outs, tuple(x.shape for x in xs), shapes, position=place)
             y = rule.local(op, local, *xs)
             results = list(y) if isinstance(y, list | tuple) else [y]
         else:

@@ -8,37 +8,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
-from ..boxing import identity
-from ..pieces import is_even, span, splits
-from ..placement import Placement
-from ..rules import Factors
-from ..signature import Signature
-from ..trace import Op
+from ..pieces import identity
+from .base import Factors, Local, OpLike
 
 
-def mask_reduced(
-    op: Op, factors: Factors, ins: Sequence[Signature], arguments: Sequence[Any], where: Placement
-) -> list[Any]:
+def mask_reduced(op: OpLike, factors: Factors, local: Local, arguments: Sequence[Any]) -> list[Any]:
     """The op's local operands, with the padding along reduced factors neutral."""
     reduced = dict(factors.reduced)
     masked = list(arguments)
-    if not reduced:
-        return masked
-    for k, (x, signature) in enumerate(zip(op.ins, ins, strict=True)):
-        if is_even(x.shape, signature, where.shape):
+    for k, x in enumerate(op.ins) if reduced else ():
+        if not local.is_padded(k, x.shape):
             continue
         for d, made_of in enumerate(factors.ins[k]):
             kinds = [reduced[f] for f in made_of if f in reduced]
             if kinds and x.shape[d] != masked[k].shape[d]:
-                masked[k] = _mask(masked[k], d, x.shape[d], signature, where, identity(kinds[0], masked[k].dtype))
+                _, length = local.span(local.in_codes[k], x.shape[d], d)
+                masked[k] = _mask(masked[k], d, length, identity(kinds[0], masked[k].dtype))
     return masked
 
 
-def _mask(x: Any, dim: int, whole: int, signature: Signature, where: Placement, filler: Any) -> Any:
-    here = [lax.axis_index(where.axis_names[a]) for a in signature.split_axes(dim)]
-    _, length = span(whole, splits(signature, where.shape, dim), here)
+def _mask(x: Any, dim: int, length: Any, filler: Any) -> Any:
     shape = [1] * x.ndim
     shape[dim] = x.shape[dim]
     return jnp.where((jnp.arange(x.shape[dim]) < length).reshape(shape), x, filler)
