@@ -6,7 +6,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from sbp_jax.cli import benching, main
+from sbp_jax.cli import main, timing
 
 AT = f"{Path(__file__).parent / 'steps.py'}:"
 
@@ -61,6 +61,6 @@ def test_errors(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_differences_are_relative_to_the_largest_number() -> None:
     ones, ids = jnp.array([1.0, -4.0]), jnp.arange(2)
-    assert benching._difference([ones, ids], [ones, ids + 1]) == 0
-    assert benching._difference([ones + 1], [ones]) == 0.25
-    assert benching._difference([ids], [ids]) is None
+    assert timing._difference([ones, ids], [ones, ids + 1]) == 0
+    assert timing._difference([ones + 1], [ones]) == 0.25
+    assert timing._difference([ids], [ids]) is None

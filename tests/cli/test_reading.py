@@ -78,3 +78,13 @@ def test_a_page_is_written_and_opened(saved: Path, tmp_path: Path, monkeypatch, 
     assert opened == [page.as_uri()]
     assert main(["html", str(saved), "-o", str(tmp_path / "no" / "plan.html")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_page_lies_beside_its_plan_where_nothing_else_is_said(saved: Path, tmp_path: Path, capsys) -> None:
+    plan = tmp_path / "mine.json"
+    plan.write_bytes(saved.read_bytes())
+    assert main(["html", str(plan)]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'mine.html'}\n"
+    assert "<html" in (tmp_path / "mine.html").read_text().lower()
+    assert main(["html", str(plan), "-o", str(plan)]) == 2
+    assert "is the plan itself" in capsys.readouterr().err and sbp.Plan.load(plan)

@@ -2,12 +2,13 @@
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import shtab
 
@@ -55,9 +56,19 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (None: this process's own) and give its exit code."""
+    with contextlib.redirect_stdout(_Pipe(sys.stdout)), contextlib.redirect_stderr(_Pipe(sys.stderr)):
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
+def _run(argv: Sequence[str] | None) -> int:
     args = None
     try:
         args = parser().parse_args(argv)
+        getattr(sys.modules[__name__.partition(".")[0]], "_load_face")()  # noqa: B009  not of the module's type
         return args.run(args) or 0
     except SystemExit as stop:  # argparse has printed its message, or the help asked for
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
@@ -68,9 +79,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `sbp-jax plan ... | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+
+
+class _Pipe(io.TextIOBase):
+    """A stream whose reader may have seen enough (`sbp-jax plan ... | head`): what comes after goes nowhere, and the
+    command runs to its end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str, /) -> int:
+        with self._closed_or_not():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._closed_or_not():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _closed_or_not(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
 
 
 class _Version(argparse.Action):

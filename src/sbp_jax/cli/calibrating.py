@@ -6,11 +6,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..cluster import Cluster, presets, to_toml
 from ..errors import SbpError
 from .base import Run, check_output, command
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
 
 
 @command(
@@ -41,6 +43,8 @@ def calibrate(parser: argparse.ArgumentParser) -> Run:
 
 
 def _calibrate(args: argparse.Namespace) -> None:
+    from ..cluster import presets, to_toml
+
     name = args.name or (Path(args.output).stem if args.output else "measured")
     if name in presets():
         raise SbpError(f"{name!r} is the name of a preset, which would be found instead of a file: give another --name")
@@ -66,6 +70,8 @@ def _calibrate(args: argparse.Namespace) -> None:
     header = [f"Measured by `sbp-jax calibrate` on {devices} x {found.cluster.device.name}, jax {jax.__version__}."]
     header += [f"Collectives fit within {found.worst_error:.0%}.", *found.notes]
     text = to_toml(found.cluster, "\n".join(header))
+    if output is not None:  # first: whoever reads what is printed may stop
+        output.write_text(text, encoding="utf-8")
     if args.json:
         measured = [dataclasses.asdict(m) for m in found.measurements]
         print(json.dumps({"cluster": _plain(found.cluster), "measurements": measured, "notes": header}, indent=2))
@@ -75,7 +81,6 @@ def _calibrate(args: argparse.Namespace) -> None:
         for line in header:
             say(line)
     if output is not None:
-        output.write_text(text, encoding="utf-8")
         say(f"wrote {output}; use it as sbp.AutoParallelConfig(cluster={str(output)!r})")
     elif not args.json:
         print(text, end="")
@@ -102,7 +107,7 @@ def _simulate(devices: int) -> None:
             return
 
 
-def _plain(cluster: Cluster) -> dict[str, Any]:
+def _plain(cluster: "Cluster") -> dict[str, Any]:
     found = dataclasses.asdict(cluster)
     found["overlaps"] = sorted(cluster.overlaps)
     found["device"]["flops_per_second"] = dict(cluster.device.flops_per_second)

@@ -3,12 +3,13 @@
 import argparse
 import dataclasses
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import facts as gathering
 from .base import Run, command
-from .checks import Finding, examine
-from .facts import Facts
+
+if TYPE_CHECKING:
+    from .checks import Finding
+    from .facts import Facts
 
 _SIGNS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
@@ -29,6 +30,9 @@ def doctor(parser: argparse.ArgumentParser) -> Run:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    from . import facts as gathering
+    from .checks import examine
+
     facts = gathering.gather()
     found = examine(facts)
     if args.json:
@@ -39,7 +43,7 @@ def _doctor(args: argparse.Namespace) -> int:
     return int(any(f.status == "fail" for f in found))
 
 
-def described(f: Facts) -> list[str]:
+def described(f: "Facts") -> list[str]:
     """The facts, line by line."""
     rows = [("Python", f"{f.python} on {f.system}, {f.cpus} processors")]
     rows += [(name, version) for name, version in f.versions.items()]
@@ -58,7 +62,7 @@ def described(f: Facts) -> list[str]:
     return [*lines, *f.topology.rstrip().splitlines()]
 
 
-def judged(found: list[Finding]) -> list[str]:
+def judged(found: "list[Finding]") -> list[str]:
     """The findings, worst last, and how many."""
     lines = []
     for status in ("ok", "warn", "fail"):
@@ -70,7 +74,7 @@ def judged(found: list[Finding]) -> list[str]:
     return [*lines, "", f"{fails} of {len(found)} checks failed, {warns} warned" if fails or warns else "all is well"]
 
 
-def _plain(facts: Facts) -> dict[str, Any]:
+def _plain(facts: "Facts") -> dict[str, Any]:
     found = dataclasses.asdict(facts)
     found["versions"], found["environment"] = dict(facts.versions), dict(facts.environment)
     return found

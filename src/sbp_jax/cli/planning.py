@@ -7,9 +7,8 @@ import sys
 import shtab
 
 from .base import Run, blaming, check_output, command
-from .options import add_mesh, add_target, read_config, read_placement, read_target
+from .options import add_mesh, add_target
 from .shapes import __doc__ as notation
-from .target import parallel
 
 _FILE = getattr(shtab, "FILE")  # noqa: B009  a plain dict, which pyright takes for a private type
 
@@ -17,11 +16,14 @@ _FILE = getattr(shtab, "FILE")  # noqa: B009  a plain dict, which pyright takes 
 @command(
     "plan",
     "plan a function for a mesh, from shapes alone",
-    "  sbp-jax plan examples/train.py:train_step --args examples/train.py:example_args --donate 0 -o plan.json\n"
+    "  sbp-jax plan examples/step.py:step --args examples/step.py:arrays --donate 0 -o plan.json\n"
     "                                                  for the devices here; the planner chooses the mesh\n"
-    "  sbp-jax plan model:step --shapes '{w: f32[4096,4096]}, bf16[64,4096]' --mesh 128x8 --axes dp,tp --cluster h100\n"
-    "  sbp-jax plan model:step --args model:shapes --devices 1024 --cluster h200 --memory-limit 40GiB\n"
-    "  sbp-jax plan model:step --args model:shapes --mesh 8 --config zero_stage=2 --config time_limit=60 --json\n"
+    "  sbp-jax plan examples/step.py:step --shapes '{up: f32[4096,16384], down: f32[16384,4096]}, f32[64,4096]' \\\n"
+    "      --mesh 128x8 --axes dp,tp --cluster h100\n"
+    "  sbp-jax plan examples/step.py:step --args examples/step.py:shapes --devices 1024 --cluster h200 \\\n"
+    "      --memory-limit 40GiB\n"
+    "  sbp-jax plan examples/step.py:step --args examples/step.py:shapes --donate 0 --mesh 8 --cluster h100 \\\n"
+    "      --config zero_stage=2 --config time_limit=60 --json\n"
     "\n" + (notation or ""),
 )
 def plan(parser: argparse.ArgumentParser) -> Run:
@@ -39,12 +41,16 @@ def plan(parser: argparse.ArgumentParser) -> Run:
 
 
 def _plan(args: argparse.Namespace) -> None:
+    from .settings import read_config, read_placement, read_target
+    from .target import parallel
+
     output = check_output(args.output)
     found = read_target(args)
     where, config = read_placement(args, found), read_config(args, found.config)
     with blaming(found.name):
         made = parallel(found, where, config).plan(*found.args)
+    if output is not None:  # first: whoever reads what is printed may stop
+        made.save(output)
     print(json.dumps(made.to_json()) if args.json else made)
     if output is not None:
-        made.save(output)
         print(f"wrote {output}", file=sys.stderr)

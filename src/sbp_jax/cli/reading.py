@@ -5,13 +5,15 @@ import json
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import shtab
 
-from ..planned import Plan
-from ..report.diff import diff as compare
+from ..errors import SbpError
 from .base import Run, check_output, command
+
+if TYPE_CHECKING:
+    from ..planned import Plan
 
 _FILE = getattr(shtab, "FILE")  # noqa: B009
 
@@ -36,7 +38,7 @@ def explain(parser: argparse.ArgumentParser) -> Run:
 
 
 def _explain(args: argparse.Namespace) -> None:
-    plan = Plan.load(args.plan)
+    plan = _load(args.plan)
     if args.name is None:
         print(json.dumps(plan.to_json()) if args.json else plan)
     else:
@@ -58,7 +60,9 @@ def diff(parser: argparse.ArgumentParser) -> Run:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    found = compare(Plan.load(args.before), Plan.load(args.after))
+    from ..report.diff import diff as compare
+
+    found = compare(_load(args.before), _load(args.after))
     _show(found, args.json)
     return 0 if found.same else 1
 
@@ -66,24 +70,35 @@ def _diff(args: argparse.Namespace) -> int:
 @command(
     "html",
     "a plan as a page with pictures",
-    "  sbp-jax html plan.json -o plan.html             one file that needs nothing else\n"
-    "  sbp-jax html plan.json -o plan.html --open      and shows it in the browser",
+    "  sbp-jax html plan.json                          plan.html: one file that needs nothing else\n"
+    "  sbp-jax html plan.json -o page.html --open      and shows it in the browser",
 )
 def html(parser: argparse.ArgumentParser) -> Run:
     """Write a saved plan as an HTML page."""
     _add_plan(parser, "plan", "a saved plan")
-    output = parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the page (an old one goes)")
+    output = parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the page (default: beside the plan, plan.html; an old one goes)"
+    )
     output.complete = _FILE  # pyright: ignore
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     return _html
 
 
 def _html(args: argparse.Namespace) -> None:
-    check_output(args.output)
-    Plan.load(args.plan).to_html(args.output)
-    print(f"wrote {args.output}")
+    page = args.output or str(Path(args.plan).with_suffix(".html"))
+    check_output(page)
+    if Path(page).absolute() == Path(args.plan).absolute():
+        raise SbpError(f"--output {page!r} is the plan itself: give another name")
+    _load(args.plan).to_html(page)
+    print(f"wrote {page}")
     if args.open:
-        webbrowser.open(Path(args.output).absolute().as_uri())
+        webbrowser.open(Path(page).absolute().as_uri())
+
+
+def _load(path: str) -> "Plan":
+    from ..planned import Plan
+
+    return Plan.load(path)
 
 
 def _show(found: Any, as_json: bool) -> None:

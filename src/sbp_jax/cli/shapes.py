@@ -15,9 +15,6 @@ import difflib
 import re
 from typing import Any, NoReturn
 
-import jax
-import jax.numpy as jnp
-
 from ..errors import SbpError
 
 _SHORT = {
@@ -143,6 +140,9 @@ class _Reader:
 
     def named(self, name: str) -> Any:
         """A dtype with its dimensions, or a word that is a value."""
+        import jax  # not before it is needed: this module's notation is part of a help text
+        import jax.numpy as jnp
+
         start = self.at
         self.at += len(name)
         if name in ("None", "True", "False"):
