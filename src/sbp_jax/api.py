@@ -18,6 +18,7 @@ from .config import AutoParallelConfig
 from .errors import PlanError
 from .given_plan import check_given
 from .lowered import LoweredStep, OtherCall, lower_step, lowered_step
+from .path_pins import PinDict
 from .placement import Placement, placement
 from .plan import PlanData
 from .planned import Plan
@@ -42,13 +43,14 @@ class ParallelFunction:
         roles: ArgumentRoles,
         in_sbp: Any,
         out_sbp: Any,
+        pins: PinDict | None,
         given: PlanData | None,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn, self._config, self._roles = fn, config, roles
         self._name = roles.name
         self._placement = self._asked = asked_placement(where)
-        self._in_sbp, self._out_sbp, self._given = in_sbp, out_sbp, given
+        self._in_sbp, self._out_sbp, self._pins, self._given = in_sbp, out_sbp, pins, given
         self._entries: dict[Any, LoweredStep] = {}
         self._plans: dict[Any, PlanData] = {}
         # The last entry that ran, and the one to try without looking, after two calls of the same.
@@ -92,13 +94,13 @@ class ParallelFunction:
 
     def with_options(
         self, placement: Any, config: AutoParallelConfig | None, donate_argnums: Any, donate_argnames: Any,
-        static_argnums: Any, static_argnames: Any, in_sbp: Any, out_sbp: Any,
+        static_argnums: Any, static_argnames: Any, in_sbp: Any, out_sbp: Any, pins: Any,
     ) -> "ParallelFunction":  # fmt: skip
         """The same function with other options; those that are None stay. Itself where all are."""
-        given = (placement, config, donate_argnums, donate_argnames, static_argnums, static_argnames, in_sbp, out_sbp)
-        if all(x is None for x in given):
+        marked = donate_argnums, donate_argnames, static_argnums, static_argnames
+        if all(x is None for x in (placement, config, *marked, in_sbp, out_sbp, pins)):
             return self
-        other = ArgumentRoles.of(self._fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
+        other = ArgumentRoles.of(self._fn, *marked)
         roles = replace(
             self._roles,
             static=self._roles.static if static_argnums is None and static_argnames is None else other.static,
@@ -106,7 +108,8 @@ class ParallelFunction:
         )
         return ParallelFunction(
             self._fn, self._asked if placement is None else placement, config or self._config, roles,
-            self._in_sbp if in_sbp is None else in_sbp, self._out_sbp if out_sbp is None else out_sbp, None,
+            self._in_sbp if in_sbp is None else in_sbp, self._out_sbp if out_sbp is None else out_sbp,
+            self._pins if pins is None else pins, None,
         )  # fmt: skip
 
     def bare(self) -> tuple[Any, Any]:
@@ -155,8 +158,9 @@ class ParallelFunction:
                 pins = {}
                 if not self._config.ignore_user_sbp:
                     pins = capture.pins(
-                        traced, where, self._in_sbp, self._out_sbp, in_tree, out_shape, self._config.pad
-                    )
+                        traced, where, self._in_sbp, self._out_sbp, in_tree, out_shape, self._config.pad, self._pins,
+                        self._roles.names(call), not self._config.zero_stage,
+                    )  # fmt: skip
                 return request_for(where, self._config, pins, progress)
 
             if same in self._plans:
@@ -243,6 +247,7 @@ def auto_parallel(
     static_argnames: str | Iterable[str] | None = None,
     in_sbp: Any = None,
     out_sbp: Any = None,
+    pins: PinDict | None = None,
     plan: PlanData | None = None,
 ) -> Any:
     """Run ``fn`` (a training step, say) in parallel by a plan made from its shapes. Use as a decorator or a call.
@@ -262,6 +267,10 @@ def auto_parallel(
         static_argnums, static_argnames: arguments that are Python values, as for ``jax.jit``.
         in_sbp, out_sbp: pins: signatures, ``PartitionSpec``s or ``NamedSharding``s, for the arguments (a tuple, one
             entry for each; trees and prefixes of trees are accepted, None leaves free) and for the results.
+        pins: signatures of arguments by path, ``{"head/kernel": "B, S(1)", "blocks/*/mlp/**": P("dp")}``: paths as
+            plans print them or with the argument's name, which may be left out; ``*``, ``**`` and ranges as for
+            ``sbp.flax.jit``. They count before ``in_sbp``; None leaves a value to the planner. What lies in an
+            ``opt_state`` at the path and of the shape of a pinned parameter follows it.
         plan: run this plan, made elsewhere for the same function. Options beside it that say something else than the
             plan are errors; those left at their defaults say nothing.
 
@@ -276,13 +285,13 @@ def auto_parallel(
         return functools.partial(
             auto_parallel, placement=placement, config=config, donate_argnums=donate_argnums,
             donate_argnames=donate_argnames, static_argnums=static_argnums, static_argnames=static_argnames,
-            in_sbp=in_sbp, out_sbp=out_sbp, plan=plan,
+            in_sbp=in_sbp, out_sbp=out_sbp, pins=pins, plan=plan,
         )  # fmt: skip
     if not callable(fn):
         raise PlanError(f"auto_parallel takes a function, got {type(fn).__name__}")
     config = config or AutoParallelConfig(lowering="manual" if plan is None else plan.lowering)
     roles = ArgumentRoles.of(fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
-    return ParallelFunction(fn, placement, config, roles, in_sbp, out_sbp, plan)
+    return ParallelFunction(fn, placement, config, roles, in_sbp, out_sbp, pins, plan)
 
 
 def plan(
@@ -296,6 +305,7 @@ def plan(
     static_argnames: str | Iterable[str] | None = None,
     in_sbp: Any = None,
     out_sbp: Any = None,
+    pins: PinDict | None = None,
     **kwargs: Any,
 ) -> Plan:
     """The plan for ``fn(*args)`` on ``placement``, from shapes alone: no device is touched.
@@ -305,10 +315,10 @@ def plan(
     """
     if isinstance(fn, ParallelFunction):
         return fn.with_options(
-            placement, config, donate_argnums, donate_argnames, static_argnums, static_argnames, in_sbp, out_sbp
+            placement, config, donate_argnums, donate_argnames, static_argnums, static_argnames, in_sbp, out_sbp, pins
         ).plan(*args, **kwargs)
     parallel = auto_parallel(
         fn, placement=placement, config=config, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
-        static_argnums=static_argnums, static_argnames=static_argnames, in_sbp=in_sbp, out_sbp=out_sbp,
+        static_argnums=static_argnums, static_argnames=static_argnames, in_sbp=in_sbp, out_sbp=out_sbp, pins=pins,
     )  # fmt: skip
     return parallel.plan(*args, **kwargs)

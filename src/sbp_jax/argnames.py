@@ -56,6 +56,13 @@ class ArgumentRoles:
         """Whether any argument may be static."""
         return bool(self.static.numbers or self.static.names)
 
+    def names(self, call: "Call") -> tuple[str, ...]:
+        """The names of a call's traced arguments by position; their numbers where Python knows no names."""
+        parameters = () if self.signature is None else self.signature.parameters.items()
+        known = [k for k, p in parameters if p.kind in _BY_POSITION]
+        taken = [i for i in range(len(call.args)) if i not in call.static]
+        return tuple(known[i] if i < len(known) else str(k) for k, i in enumerate(taken))
+
     def call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> "Call":
         """A call taken apart. What is marked and given by name counts as given by position, where it can be.
 

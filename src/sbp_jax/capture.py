@@ -8,10 +8,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .errors import PlanError
+from .path_pins import Argument, Asked, PinDict, followers, matches
 from .placement import Placement
 from .planner import Among, inner_pins, pin_of
 from .signature import Component, Signature
-from .trace import Program, build, without_collecting
+from .trace import Op, Program, build, without_collecting
 
 
 def aval(x: Any) -> jax.ShapeDtypeStruct:
@@ -115,11 +116,14 @@ def _replacements(dynamic: Any, results: Any, donated: Sequence[int]) -> list[tu
 
 
 def pins(
-    program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree: Any, out_shape: Any, uneven: bool = False
-) -> Any:
+    program: Program, where: Placement, in_sbp: Any, out_sbp: Any, in_tree: Any, out_shape: Any, uneven: bool = False,
+    by_path: PinDict | None = None, names: Sequence[str] = (), with_moments: bool = True,
+) -> Any:  # fmt: skip
     """All pins of a program by node: of arguments, of results, and those written inside.
 
-    ``uneven``: whether those inside may ask for padded pieces.
+    ``uneven``: whether those inside may ask for padded pieces. ``by_path``: pins of arguments by path, which count
+    before ``in_sbp``; ``names`` are those of the arguments given by position. ``with_moments``: what lies in an
+    ``opt_state`` follows its parameter.
     """
     pins: dict[int, tuple[Signature | Among, str]] = {}
     n = in_tree.num_leaves
@@ -133,7 +137,35 @@ def pins(
             op = ops[k]
             name = f"{words} of {op.label or 'the result'}"
             pins[op.index] = (pin_of((op.outs or op.ins)[0].shape, signature, where, name), name)
+    if by_path:
+        found = [_argument(op, names) for op in program.input_ops[:n]]
+        for k, (given, words) in _by_path(found, by_path, with_moments).items():
+            op = program.input_ops[k]
+            pins.pop(op.index, None)
+            if given is not None:
+                pins[op.index] = (pin_of(op.outs[0].shape, given, where, words), words)
     return pins | inner_pins(program, where, uneven)
+
+
+def _argument(op: Op, names: Sequence[str]) -> Argument:
+    root, slash, rest = op.label.partition("/")
+    is_numbered = root.isdigit() and int(root) < len(names)
+    named = f"{names[int(root)]}{slash}{rest}" if is_numbered else op.label
+    return Argument(op.label, named, op.outs[0].shape)
+
+
+def _by_path(found: Sequence[Argument], asked: PinDict, with_moments: bool) -> dict[int, tuple[Any, str]]:
+    """By number of an argument's leaf: what is asked of it, and the words for errors."""
+    if not isinstance(asked, Mapping):
+        raise PlanError(f"pins is a dictionary of signatures by path, got {type(asked).__name__}")
+    hits = matches(found, Asked(asked, "", "pins"), True)
+    pinned = {k: (given, f"pins[{key!r}] for {found[k].path}") for k, (key, given) in hits.items()}
+    if with_moments:
+        for k, parameter in followers(found, True).items():
+            if parameter in hits and k not in hits:
+                given, words = pinned[parameter]
+                pinned[k] = given, f"{words}, which {found[k].path} follows"
+    return pinned
 
 
 def _is_signature(x: Any) -> bool:
