@@ -17,7 +17,7 @@ from .arguments import is_bound, is_there, moved
 from .config import AutoParallelConfig
 from .errors import PlanError
 from .given_plan import check_given
-from .lowered import LoweredStep, OtherCall, lower_step, lowered_step
+from .lowered import LoweredStep, NamedStep, OtherCall, lower_step, lowered_step
 from .path_pins import PinDict
 from .placement import Placement, placement
 from .plan import PlanData
@@ -118,6 +118,10 @@ class ParallelFunction:
             raise PlanError(f"{self._name} has not run yet: call it once")
         return self._previous.jitted, ({}, self._previous.constants)
 
+    def _taken_apart(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        call = self._roles.call(args, kwargs)
+        return call.dynamic, call.kwargs
+
     def _key(self, call: Call) -> Any:
         leaves, tree = jax.tree.flatten((call.dynamic, call.kwargs))
         statics = tuple([capture.typed(call.args[i]) for i in call.static])
@@ -188,6 +192,14 @@ class ParallelFunction:
         entry = lowered_step(program, plan, (dynamic, kwargs), out_tree, call.donated_positions, call.donated_names)
         shapes = jax.tree.map(capture.aval, (dynamic, kwargs))
         plan.compile = lambda: lower_step(entry, *shapes).compile()
+
+        donated = call.donated_positions, call.donated_names
+
+        def named() -> NamedStep:
+            return NamedStep(lowered_step(program, plan, shapes, out_tree, *donated, is_named=True), shapes, *donated)
+
+        plan.named_step = named
+        plan.taken_apart = self._taken_apart
         if self._given is None:
             final = program
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from . import capture
 from ._compat import trace_context, within_mesh
 from .errors import PlanError
-from .lower import global_function, local_function
+from .lower import global_function, local_function, named_function
 from .planned import Plan
 from .shardings import to_partition_spec
 from .trace import Program
@@ -62,11 +62,12 @@ def _parted(named: dict[str, Any], names: Sequence[str]) -> tuple[dict[str, Any]
 
 def lowered_step(
     program: Program, plan: Plan, dynamic: Any, out_tree: Any, donate: tuple[int, ...],
-    donated_names: tuple[str, ...] = (),
+    donated_names: tuple[str, ...] = (), is_named: bool = False,
 ) -> LoweredStep:  # fmt: skip
     """The jitted step of a plan. On an abstract placement it can be planned only.
 
     ``dynamic`` are the arguments by position and by name, ``donate`` and ``donated_names`` the donated among them.
+    ``is_named``: its ops say in their metadata which nodes they are.
     """
     where = plan.placement
     n = len(plan.inputs) - len(program.constants)
@@ -76,11 +77,10 @@ def lowered_step(
         return LoweredStep(plan, None, None, (), ())
     mesh = where.mesh
     if plan.lowering == "gspmd":
-        body = global_function(program, plan)
+        body = named_function(program, plan) if is_named else global_function(program, plan)
     else:
-        body = jax.shard_map(
-            local_function(program, plan), mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
-        )
+        pieces = named_function(program, plan) if is_named else local_function(program, plan)
+        body = jax.shard_map(pieces, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False)
     shardings = [NamedSharding(mesh, spec) for spec in in_specs]
     # A compiled function does not cut results without elements, whatever it was asked (measured, JAX 0.10.2).
     made = [NamedSharding(mesh, spec if math.prod(leaf.shape) else PartitionSpec())
@@ -150,3 +150,51 @@ def lower_step(entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) 
             f"the plan of {entry.plan.function} was made under other settings of JAX, which change its arguments' "
             "types (jax.enable_x64?): lower and compile it under those"
         ) from None
+
+
+class NamedStep:
+    """A plan's step, compiled with names in its metadata, to be profiled: the same ops, in the same order."""
+
+    def __init__(
+        self, entry: LoweredStep, shapes: tuple[Any, Any], donated: Sequence[int], donated_names: Sequence[str]
+    ) -> None:
+        self._entry, self._shapes = entry, shapes
+        args, kwargs = shapes
+        self._donated = jax.tree.leaves((
+            tuple(jax.tree.map(lambda _, k=k: k in donated, x) for k, x in enumerate(args)),
+            {k: jax.tree.map(lambda _, k=k: k in donated_names, x) for k, x in kwargs.items()},
+        ))  # fmt: skip
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        return lower_step(self._entry, *self._shapes).compile()
+
+    @property
+    def text(self) -> str:
+        """The compiled HLO."""
+        return self._compiled.as_text()
+
+    def placed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments where the plan wants them. ``PlanError`` for others than it was made for."""
+        leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+        planned, planned_tree = jax.tree.flatten(self._shapes)
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+            raise PlanError("plan.profile runs the step: it takes arrays, not shapes")
+        given = [(x.shape, x.dtype) for x in map(capture.aval, leaves)]
+        if tree != planned_tree or given != [(x.shape, x.dtype) for x in planned]:
+            wanted = ", ".join(f"{x.path} {x.dtype}{list(x.shape)}" for x in self._entry.plan.inputs[:3])
+            raise PlanError(
+                f"plan.profile takes arguments like those that {self._entry.plan.function} was planned for ({wanted}, "
+                f"...; {len(planned)} arrays), got {len(leaves)} arrays of other shapes, types or structure"
+            )
+        return [jax.device_put(x, s) for x, s in zip(leaves, self._entry.shardings, strict=True)]
+
+    def fresh(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """Arguments for one run, copies where the step donates them."""
+        copies = [x.copy() if donated else x for x, donated in zip(leaves, self._donated, strict=True)]
+        args, kwargs = jax.tree.unflatten(jax.tree.structure(self._shapes), copies)
+        return jax.block_until_ready(self._entry.arguments(args, kwargs))
+
+    def run(self, arguments: tuple[Any, ...]) -> None:
+        """One step, to its end."""
+        jax.block_until_ready(self._compiled(*arguments))

@@ -1,6 +1,6 @@
 """``sbp.Plan``: the plan's data with what one does with it: print it, verify it against what XLA compiled."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,11 @@ from .cluster import Cluster, parse
 from .errors import PlanError
 from .lower.verify import verify_plan
 from .plan import PlanData
+from .profiler import profile
 from .report import html
 from .report.explain import Explanation, Replanned, explain, find
 from .report.facts import Facts
+from .report.profile import Profile, section
 from .report.text import render
 from .signature import Signature, SignatureLike, signature_for
 from .simulate import Simulation, simulate, with_faster_links
@@ -24,6 +26,11 @@ class Plan(PlanData):
     compile: Callable[[], Any] | None = None
     # Plans once more, with signatures forced on the results of some nodes.
     again: Callable[[Mapping[int, Signature]], PlanData] | None = None
+    # The step compiled with names, to be profiled; a call's arguments as the step takes them, by position and by name,
+    # and what is done to them before.
+    named_step: Callable[[], Any] | None = None
+    taken_apart: Callable[[Sequence[Any], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+    prepare: Callable[..., tuple[Any, ...]] | None = None
 
     @classmethod
     def of(cls, data: PlanData, compile: Callable[[], Any] | None = None) -> "Plan":
@@ -31,6 +38,8 @@ class Plan(PlanData):
         return cls(**{k: getattr(data, k) for k in PlanData.__dataclass_fields__}, compile=compile)
 
     _facts: "Facts | bool | None" = field(default=False, init=False, repr=False, compare=False)
+    _named: Any = field(default=None, init=False, repr=False, compare=False)
+    _profile: Profile | None = field(default=None, init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return render(self, self.facts())
@@ -38,11 +47,14 @@ class Plan(PlanData):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html.fragment(self, self.facts())
+        return html.fragment(self, self.facts(), self._measured())
 
     def to_html(self, path: str | Path) -> None:
         """Write the report as one HTML file that needs nothing else. ``PlanError`` if it cannot be written."""
-        html.write(self, path, self.facts())
+        html.write(self, path, self.facts(), self._measured())
+
+    def _measured(self) -> str:
+        return section(self._profile) if self._profile else ""
 
     def explain(self, what: str, alternative: SignatureLike | None = None) -> Explanation:
         """Why something has the signature that it has.
@@ -92,6 +104,43 @@ class Plan(PlanData):
     def simulate(self, cluster: Cluster | str | None = None) -> Simulation:
         """One step, simulated: ``sbp.simulate(plan)``."""
         return simulate(self, cluster)
+
+    def profile(self, *args: Any, repetitions: int = 5, **kwargs: Any) -> Profile:
+        """Run the step on these arguments and measure, by layer, where its time goes: beside what the plan predicted.
+
+        The step is compiled once more, with the same ops and a name in each; it runs a few times to get warm, then
+        ``repetitions`` times without and with JAX's profiler. The arguments stay as they are, donated ones too (the
+        device holds a copy meanwhile). Reports as HTML show the profile from then on.
+
+        Args:
+            args, kwargs: arguments of a call, arrays of the shapes that were planned for.
+            repetitions: steps to take the mean of.
+
+        Returns:
+            A ``Profile``; seconds a step on one device. Its rows sum to the measured step.
+
+        Raises:
+            PlanError: a plan that was loaded from a file or is on an abstract placement, other arguments, or a backend
+                whose profiler records no ops: nothing is estimated instead.
+        """
+        if self.named_step is None or self.taken_apart is None:
+            raise PlanError(
+                "this plan was loaded from a file and does not know its function: profile the plan that runs it, "
+                "step.plan(*args).profile(*args), with step = sbp.auto_parallel(fn, plan=plan)"
+            )
+        if self.placement.is_abstract:
+            raise PlanError(f"{self.placement} is abstract: no device is there to run {self.function} on")
+        facts = self.facts()
+        if facts is None:
+            raise PlanError(f"the plan of {self.function} predicts nothing to compare with: it has no timeline")
+        if self.prepare is not None:
+            args, kwargs = self.prepare(*args, **kwargs), {}
+        if self._named is None:
+            self._named = self.named_step()
+        step = self._named
+        leaves = step.placed(*self.taken_apart(args, kwargs))
+        self._profile = profile(self, step.text, lambda: step.fresh(leaves), step.run, facts, repetitions)
+        return self._profile
 
     def facts(self) -> Facts | None:
         """The simulated step as reports show it, made once; None for a plan without a timeline."""

@@ -24,11 +24,8 @@ def test_names_wrap_then_columns_go() -> None:
     text = plain_text([grid()], 60)
     assert "12.3 ms" in text and "attention/" in text and max(map(len, text.splitlines())) <= 60
     text = plain_text([grid()], 40)
-    assert "Title (no room for: kind)" in text or "no room for: kind, rare" in text
-    assert "12.3 ms" in text and "time" in text and max(map(len, text.splitlines())) <= 40
-    rows = text[text.index("─") :].splitlines()[1:]
-    joined = re.sub(r"\s+", "", "".join(line[:14] for line in rows))
-    assert "blocks/0..11/attention/query" in joined
+    assert "Title (no room for: kind, rare)" in text
+    assert "attention/query   12.3 ms" in text and "time" in text and max(map(len, text.splitlines())) <= 40
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])

@@ -96,6 +96,7 @@ class ModuleFunction:
             call = self._prepare(args, kwargs)
             made = self._try(call, call.function.plan, call.state, call.arrays)
             self._settle(call)
+            made.prepare = self._pure_arguments
             return made
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,6 +104,12 @@ class ModuleFunction:
         with nnx.update_context(self):
             call = self._prepare(args, kwargs)
             return self._try(call, call.function.lower, call.state, call.arrays)
+
+    def _pure_arguments(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """What the planned pure function takes for a call: the objects' state and the arrays."""
+        with nnx.update_context(self):
+            call = self._prepare(args, kwargs)
+            return _distinct(call.state, call.arrays)
 
     def bare(self) -> tuple[Any, Any]:
         """The jitted pure function of the last call, and its last argument. Before that it takes the objects' state

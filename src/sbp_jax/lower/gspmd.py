@@ -29,10 +29,12 @@ from .emit import Emitter, Scope, check_program
 def global_function(program: Program, plan: PlanData) -> Callable[..., list[Any]]:
     """The program on whole arrays: flat arguments (constants last) to flat results, to be called under ``jax.jit``."""
     check_program(program, plan)
-    return _GlobalEmitter(program, plan).run
+    return GlobalEmitter(program, plan).run
 
 
-class _GlobalEmitter(Emitter):
+class GlobalEmitter(Emitter):
+    """Emits ops on whole arrays, with their shardings as constraints."""
+
     def __init__(self, program: Program, plan: PlanData) -> None:
         super().__init__(program, plan)
         for op in program.nodes:

@@ -61,13 +61,13 @@ def table(caption: str, columns: Sequence[str], body: Iterable[Sequence[str]], i
     return f'<div class="scroll"><table{name}>{shown}<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
-def body(plan: PlanData, facts: Facts | None = None) -> str:
-    """The report without the page around it."""
+def body(plan: PlanData, facts: Facts | None = None, measured: str = "") -> str:
+    """The report without the page around it; ``measured`` is the section of a profile, once there is one."""
     layers = rows(plan, facts.exposed if facts else None)
     kinds = at_peak(plan)
     parts = [_head(plan, facts)]
     if layers:
-        parts += [_costs(layers, facts), _flow(plan, layers), _holders(plan, layers)]
+        parts += [_costs(layers, facts), measured, _flow(plan, layers), _holders(plan, layers)]
     parts += [_memory(plan, facts, kinds), _moves(plan), _changes(plan, facts)]
     if layers:
         parts.append(_layers(plan, layers, facts))
@@ -75,12 +75,12 @@ def body(plan: PlanData, facts: Facts | None = None) -> str:
     return "".join(p for p in parts if p)
 
 
-def fragment(plan: PlanData, facts: Facts | None = None) -> str:
+def fragment(plan: PlanData, facts: Facts | None = None, measured: str = "") -> str:
     """The report for a notebook's cell."""
-    return svg.fragment(body(plan, facts))
+    return svg.fragment(body(plan, facts, measured))
 
 
-def page(plan: PlanData, facts: Facts | None = None) -> str:
+def page(plan: PlanData, facts: Facts | None = None, measured: str = "") -> str:
     """The report as a page of its own."""
     title = f"Plan of {plan.function} on {plan.placement}"
     return (
@@ -89,14 +89,14 @@ def page(plan: PlanData, facts: Facts | None = None) -> str:
         f"<title>{escape(title)}</title><style>{CSS}html{{background:#fff}}"
         "@media (prefers-color-scheme:dark){html{background:#14171b}}body{margin:0;padding:24px 28px}"
         '.sbp{margin:0 auto}</style></head><body><main class="sbp">'
-        f"{body(plan, facts)}</main><script>{SCRIPT}</script></body></html>"
+        f"{body(plan, facts, measured)}</main><script>{SCRIPT}</script></body></html>"
     )
 
 
-def write(plan: PlanData, path: str | Path, facts: Facts | None = None) -> None:
+def write(plan: PlanData, path: str | Path, facts: Facts | None = None, measured: str = "") -> None:
     """Write the page; ``PlanError`` with the reason where that is not possible."""
     try:
-        Path(path).write_text(page(plan, facts), encoding="utf-8")
+        Path(path).write_text(page(plan, facts, measured), encoding="utf-8")
     except OSError as error:
         raise PlanError(f"cannot write the report to {str(path)!r}: {error.strerror or error}") from error
 
