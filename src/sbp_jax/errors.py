@@ -33,3 +33,7 @@ class InternalError(RuntimeError):
 
     def __init__(self, broken: str) -> None:
         super().__init__(f"{broken}. {_REPORT}")
+        self.broken = broken
+
+    def __reduce__(self) -> tuple[type["InternalError"], tuple[str]]:
+        return InternalError, (self.broken,)

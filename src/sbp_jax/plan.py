@@ -3,8 +3,10 @@
 ``PlanData`` knows nothing of tracing, planning or XLA. ``sbp.Plan`` (``planned.py``) adds what needs them.
 """
 
+import copy
 import json
 import math
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -160,8 +162,30 @@ class PlanData:
     def insight(self) -> Insight:
         """The layers, the decisions with their alternatives, the peak; made once."""
         found = self.make_insight()
-        self.make_insight = lambda: found  # what it was made from is let go
+        self.make_insight = _Given(found)  # what it was made from is let go
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For ``pickle``: the data. What only this process can do (compile, plan again) is left out, as by ``save``."""
+        state = self.__dict__ | {"make_insight": _Given(self.insight)}
+        state = {k: None if callable(v) and not isinstance(v, _Given) else v for k, v in state.items()}
+        return state | {"in_tree": _packed(self.in_tree), "out_tree": _packed(self.out_tree)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, in_tree=_unpacked(state["in_tree"]), out_tree=_unpacked(state["out_tree"]))
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy of the data that can do what this plan can."""
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        kept = {"in_tree", "out_tree"} | {k for k, v in self.__dict__.items() if callable(v)}
+        made.__dict__.update({k: v if k in kept else copy.deepcopy(v, memo) for k, v in self.__dict__.items()})
+        return made
 
     @property
     def step_seconds(self) -> float:
@@ -281,7 +305,7 @@ class PlanData:
                 ],
                 nodes=list(data["nodes"]),
                 timeline=Timeline.from_json(data["timeline"]),
-                make_insight=lambda: insight,
+                make_insight=_Given(insight),
                 recomputed=_recomputed(data["recomputed"]),
                 lowering=data.get("lowering", "manual"),
             )
@@ -312,6 +336,32 @@ class PlanData:
                 f"column {error.colno} of {len(text)} characters ({error.msg})"
             ) from error
         return cls.from_json(data, repr(str(path)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Makes an insight that is there already. No lambda: it is pickled."""
+
+    insight: Insight
+
+    def __call__(self) -> Insight:
+        return self.insight
+
+
+def _packed(tree: Any) -> bytes | None:
+    """The structure of arguments or results, pickled on its own; None where a node of the user's cannot be."""
+    try:
+        return pickle.dumps(tree)
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError):
+        return None
+
+
+def _unpacked(tree: bytes | None) -> Any:
+    """The structure; None, as of a plan read from a file, where this process does not know its classes."""
+    try:
+        return None if tree is None else pickle.loads(tree)
+    except (pickle.UnpicklingError, ImportError, AttributeError, TypeError, ValueError):
+        return None
 
 
 _PLAIN = (

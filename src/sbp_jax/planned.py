@@ -21,7 +21,11 @@ from .simulate import Simulation, simulate, with_faster_links
 
 @dataclass
 class Plan(PlanData):
-    """What ``sbp.plan`` and ``train_step.plan`` return. See ``PlanData`` for its contents."""
+    """What ``sbp.plan`` and ``train_step.plan`` return. See ``PlanData`` for its contents.
+
+    It can be pickled; read back it is as a loaded one (``Plan.load``), but knows the trees of arguments and results where
+    their classes can be pickled. A copy (``copy.copy``, ``copy.deepcopy``) can do all that the plan can.
+    """
 
     compile: Callable[[], Any] | None = None
     # Plans once more, with signatures forced on the results of some nodes.

@@ -115,6 +115,9 @@ class Signature:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type["Signature"], tuple[tuple[Component, ...]]]:
+        return Signature, (self.components,)  # without the hash: every process hashes text differently
+
     @staticmethod
     def parse(text: str) -> "Signature":
         """Read the notation: ``"S(0), B"``; round brackets or square ones around it are accepted."""

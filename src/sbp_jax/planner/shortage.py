@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import PlanError
 from ..paths import fold, starred
@@ -17,6 +18,9 @@ class TooSmall(PlanError):
     def __init__(self, message: str, smallest_bytes: float) -> None:
         super().__init__(message)
         self.smallest_bytes = smallest_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.smallest_bytes)
 
 
 class OutOfTime(TooSmall):

@@ -1,5 +1,6 @@
 """A global tensor without its operators: what it holds, its logical value, its components, its redistribution."""
 
+import copy
 from typing import Any, Self
 
 import jax
@@ -12,6 +13,7 @@ from ..placement import Placement
 from ..shardings import PlacementLike, SbpLike, placement_for, signature_on, to_sharding
 from ..signature import Signature, Split, broadcast
 from . import storage as stores
+from .packing import packed, unpacked
 from .redistribute import box, move
 from .spec import Spec
 
@@ -236,5 +238,20 @@ class Stored:
     def __hash__(self) -> int:
         return id(self)
 
-    def __deepcopy__(self, memo: Any) -> Self:
+    def __copy__(self) -> Self:
         return type(self)(self.spec, self.storage)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return type(self)(self.spec, copy.deepcopy(self.storage, memo))  # buffers of its own, as of a jax.Array
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        self._refuse_tracer("pickle")
+        if not isinstance(self.storage, jax.Array):  # a shape, or whatever a tree function put there
+            return type(self), (self.spec, self.storage)
+        if self.storage.is_deleted():
+            raise SbpError(f"cannot pickle {self!r}: its buffers are gone")
+        return _unpickled, (type(self), self.spec, packed(self.spec, self.storage))
+
+
+def _unpickled(kind: type[Stored], spec: Spec, parts: Any) -> Stored:
+    return kind(spec, unpacked(spec, parts))

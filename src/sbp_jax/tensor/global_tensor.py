@@ -67,7 +67,8 @@ class GlobalTensor(Stored):
 
     Operators, indexing and the methods of ``jax.Array`` work; operands on the same placement are boxed to whatever
     signatures cost the least, plain arrays and numbers are broadcast. A pytree with one leaf, the storage: it passes
-    through ``jax.jit``, and ``jax.grad`` where it is not partial.
+    through ``jax.jit``, and ``jax.grad`` where it is not partial. ``pickle`` takes the components of this process;
+    ``copy.deepcopy`` gives buffers of its own.
     """
 
     __slots__ = ()

@@ -35,6 +35,9 @@ class Spec:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return make_spec, (self.shape, self.dtype, self.placement, self.sbp)
+
     def __eq__(self, other: object) -> bool:
         return self is other or (
             isinstance(other, Spec)
