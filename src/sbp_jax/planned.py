@@ -23,8 +23,8 @@ from .simulate import Simulation, simulate, with_faster_links
 class Plan(PlanData):
     """What ``sbp.plan`` and ``train_step.plan`` return. See ``PlanData`` for its contents.
 
-    It can be pickled; read back it is as a loaded one (``Plan.load``), but knows the trees of arguments and results where
-    their classes can be pickled. A copy (``copy.copy``, ``copy.deepcopy``) can do all that the plan can.
+    It can be pickled; read back it is as a loaded one (``Plan.load``), but knows the trees of arguments and results
+    where their classes can be pickled. A copy (``copy.copy``, ``copy.deepcopy``) can do all that the plan can.
     """
 
     compile: Callable[[], Any] | None = None
