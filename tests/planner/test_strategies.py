@@ -274,3 +274,23 @@ def test_the_numbers_are_those_of_one_device(solver: str) -> None:
     planned.plan(state, data).verify()
     found = planned(state, data)[0]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, expected)
+
+
+def test_zero_stages_added_to_data_parallelism() -> None:
+    """They hold less the higher they are, and send no more: an all-reduce is a reduce-scatter and an all-gather."""
+
+    def loss(w, b):
+        return jnp.square(jax.nn.relu(b["x"] @ w["up"]) @ w["down"] - b["x"]).mean()
+
+    state = {k: {"up": f32(256, 1024), "down": f32(1024, 256)} for k in ("w", "m")}
+    plans = [
+        sbp.plan(
+            trained(loss), state, {"x": f32(256, 256)}, placement=MESH, donate_argnums=0,
+            config=sbp.AutoParallelConfig(solver="data_parallel", zero_stage=stage),
+        )
+        for stage in range(4)
+    ]  # fmt: skip
+    held = [plan.memory_per_device for plan in plans]
+    assert held[0] > held[1] >= held[2] >= held[3]
+    assert all(plan.bytes_on_wire <= plans[0].bytes_on_wire * 1.001 for plan in plans)
+    assert not any("as nearly whole" in note for plan in plans for note in plan.notes)

@@ -15,8 +15,10 @@ def restriction(task: Task) -> Restriction:
     r = family(task, "data_parallel")
     axes = range(len(r.anatomy.axis_sizes))
     constant = [leaf for leaf in kept(task) if leaf.batch is None]
-    r.wish(constant, whole(r.anatomy.axis_sizes, axes), "whole")
-    split_batch(r, axes, state_whole=True)
+    # What zero_stage, or a pin, splits cannot be whole; then its gradients and updates need not be either.
+    can_be_whole = [leaf for leaf in constant if any(max(code, default=-1) < 0 for code in leaf.codes)]
+    r.wish(can_be_whole, whole(r.anatomy.axis_sizes, axes), "whole")
+    split_batch(r, axes, state_whole=len(can_be_whole) == len(constant))
     return r
 
 
