@@ -5,7 +5,7 @@ import os
 import jax
 import pytest
 
-from random_programs import check, generate
+from random_programs import Invalid, check, generate
 
 COUNT = int(os.environ.get("SBP_PROGRAMS", "60"))
 FIRST = int(os.environ.get("SBP_FIRST_PROGRAM", "0"))
@@ -16,7 +16,10 @@ _CLEAR_EVERY = 50
 @pytest.mark.filterwarnings("ignore:time_limit=.* is too short to search:UserWarning")
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
 def test_equal_to_plain_jax(seed: int) -> None:
-    check(seed)
+    try:
+        check(seed)
+    except Invalid as error:
+        pytest.skip(f"not a program: {error}")
     if seed % _CLEAR_EVERY == 0:
         jax.clear_caches()  # thousands of compiled programs would fill the memory
 

@@ -48,6 +48,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     **{f"scatter {kind}": (updated(kind), (X, OTHER)) for kind in ("add", "subtract", "set", "max", "min", "multiply")},
     "scatter add, dropped": (updated("add", "drop"), (X, FAR)),
     "scatter add, clipped": (updated("add", "clip"), (X, FAR)),
+    "scatter add everywhere": (lambda x, i: cut(cut(x).at[0:16].add(i + 1.0)), (X, OTHER)),
+    "scatter in a small loop": (
+        lambda x, i: lax.scan(
+            lambda c, r: lax.scan(lambda d, e: (d + e.sum(), e.at[0].set(d)), c, r), 0.0, x[:2, :, None]
+        )[1],
+        (X, OTHER),
+    ),
     "apply": (lambda x, i: cut(cut(x).at[i].apply(jnp.sin)), (X, OTHER)),
     "gather, clipped": (window(lax.GatherScatterMode.CLIP), (X, FAR)),
     "gather, promised": (window(lax.GatherScatterMode.PROMISE_IN_BOUNDS), (X, FAR)),

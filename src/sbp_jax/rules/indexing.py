@@ -6,8 +6,7 @@ sum with zeros for the rest, a scatter drops what belongs to others.
 XLA turns a lookup or an update at one position into slices, and merges a slice of a slice into one without the clamping
 in between (JAX 0.10.2, plain ``jit`` too: ``dynamic_slice(dynamic_slice(x, (8,), (2,)), (0,), (1,))`` is not what it is
 without ``jit``). A position out of bounds then reads past the first slice, and boxing cuts slices everywhere. So
-positions of lookups are clamped explicitly here, and what an update at one position reads is behind an optimisation
-barrier.
+positions are clamped explicitly here, and an update at one position is written out.
 """
 
 from collections.abc import Sequence
@@ -55,8 +54,7 @@ def _gather_local(op: OpLike, local: Local, operand: Any, indices: Any) -> Any:
     shifted = [d for d in numbers.start_index_map if local.is_split(code, d) and p["slice_sizes"][d] == 1]
     if not shifted:
         if _mode(op) in ("clip", "promise"):
-            last = [operand.shape[d] - sizes[d] for d in numbers.start_index_map]
-            indices = _within(indices, np.asarray(last, np.int64))
+            indices = _within(indices, [operand.shape[d] - sizes[d] for d in numbers.start_index_map])
         return op.primitive.bind(operand, indices, **params)
     index, here, valid = _shift(op, local, indices, numbers.start_index_map, p["slice_sizes"], shifted)
     params.update(mode=lax.GatherScatterMode.CLIP, fill_value=None)
@@ -144,23 +142,32 @@ def _scatter_local(op: OpLike, local: Local, operand: Any, indices: Any, updates
     numbers, code = op.params["dimension_numbers"], local.in_codes[0]
     index_dims = numbers.scatter_dims_to_operand_dims
     shifted = [d for d in index_dims if local.is_split(code, d) and d in numbers.inserted_window_dims]
-    if size(indices.shape[:-1]) == 1:
-        operand = lax.optimization_barrier(operand)  # it is copied anyway, and written to in place
-    if not shifted:
-        params = op.params
-        if local.is_padded(1, op.ins[1].shape):  # updates that change nothing, at indices that may be others' too
-            params = dict(params, unique_indices=False, indices_are_sorted=False)
-        return op.primitive.bind(operand, indices, updates, **params)
+    is_one = bool(index_dims) and size(indices.shape[:-1]) == 1
+    if not shifted and not is_one:
+        return op.primitive.bind(operand, indices, updates, **op.params)
     taken = iter(updates.shape[d] for d in numbers.update_window_dims)
     alone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    windows = [1 if d in alone else next(taken) for d in range(len(operand.shape))]
-    windows = [op.ins[0].shape[d] if n == operand.shape[d] and d not in alone else n for d, n in enumerate(windows)]
-    index, here, _ = _shift(op, local, indices, index_dims, windows, shifted)
+    window = [1 if d in alone else next(taken) for d in range(len(operand.shape))]
+    whole = [op.ins[0].shape[d] if n == operand.shape[d] and d not in alone else n for d, n in enumerate(window)]
+    index, here, _ = _shift(op, local, indices, index_dims, whole, shifted)
+    if is_one:
+        return _update_one(op, operand, index, here, updates, window)
     # what belongs to another device points past the end, where FILL_OR_DROP drops it
     past = jnp.asarray(max(operand.shape), index.dtype)
     index = jnp.where(here[..., None], index, past)
     params = dict(op.params, mode=lax.GatherScatterMode.FILL_OR_DROP, unique_indices=False, indices_are_sorted=False)
     return op.primitive.bind(operand, index, updates, **params)
+
+
+def _update_one(op: OpLike, operand: Any, index: Any, here: Any, updates: Any, window: Sequence[int]) -> Any:
+    """A scatter at one position, as XLA does it but for the clamping: that window read, updated, written back."""
+    starts = [jnp.zeros((), index.dtype)] * operand.ndim
+    for k, d in enumerate(op.params["dimension_numbers"].scatter_dims_to_operand_dims):
+        starts[d] = _within(index.reshape(-1)[k], operand.shape[d] - window[d])
+    old = lax.dynamic_slice(operand, starts, window)
+    params = dict(op.params, mode=lax.GatherScatterMode.CLIP)
+    new = op.primitive.bind(old, jnp.zeros_like(index), updates, **params)
+    return lax.dynamic_update_slice(operand, lax.select(here.reshape(()), new, old), starts)
 
 
 def _scatter(op: OpLike, kind: ReduceOp | None, linear: list[Linear]) -> Factors:
@@ -228,10 +235,12 @@ def _dynamic_slice_local(op: OpLike, local: Local, operand: Any, *starts: Any) -
     return lax.dynamic_slice(operand, [_within(x, n) for x, n in zip(starts, last, strict=True)], local.out_shapes[0])
 
 
-def _within(start: Any, last: Any) -> Any:
+def _within(start: Any, last: int | Sequence[int]) -> Any:
     """Positions clamped to 0..``last``, in their own dtype."""
     dtype = jnp.result_type(start)
-    return jnp.clip(start, 0, np.minimum(last, jnp.iinfo(dtype).max).astype(dtype)).astype(dtype)
+    largest = int(jnp.iinfo(dtype).max)
+    upper = min(last, largest) if isinstance(last, int) else [min(n, largest) for n in last]
+    return jnp.clip(start, 0, np.asarray(upper, dtype)).astype(dtype)
 
 
 @register("dynamic_slice", local=_dynamic_slice_local)

@@ -1,0 +1,159 @@
+"""A program planned, run, compared with plain JAX, verified."""
+
+import contextlib
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import sbp_jax as sbp
+from sbp_jax.planner.shortage import TooSmall
+
+from .effects import Log, in_order
+from .generate import Generated, generate
+
+# Compiled as it is: quick, and without the simplifier, which merges a slice of a slice without the clamping in between
+# (JAX 0.10.2: jit of dynamic_slice(dynamic_slice(x, (8,), (2,)), (0,), (1,)) is not what it is without jit).
+PLAIN: Any = {"xla_backend_optimization_level": 0, "xla_disable_hlo_passes": "algsimp"}
+_AS_WRITTEN: Any = {**PLAIN, "xla_allow_excess_precision": False}
+
+_CPU = sbp.cluster.CPU
+CLUSTERS: dict[str, Any] = {
+    "cpu": _CPU,
+    # No op is too small to split here, and moving data costs little: as many signatures as possible are tried.
+    "eager to split": sbp.Cluster("eager to split", _CPU.device, (sbp.cluster.Level("fast", None, 1e12, 0.0),)),
+    "h100": "h100",
+}
+
+
+class Invalid(Exception):
+    """A program that plain JAX refuses, or whose results are not finite: the generator's fault."""
+
+
+def check(seed: int) -> sbp.Plan:
+    """Generate and run one; a failure carries the listing."""
+    program = generate(seed)
+    try:
+        return run(program)
+    except Exception as error:
+        error.add_note(str(program))
+        raise
+
+
+def run(program: Generated) -> sbp.Plan:
+    """Plan, run, compare with plain JAX, verify. Raises at the first difference; gives the plan."""
+    with jax.enable_x64(True) if program.x64 else contextlib.nullcontext():
+        return _run(program)
+
+
+def _run(program: Generated) -> sbp.Plan:
+    theirs: Log = []
+    ours: Log = []
+    expected = _plainly(program, program.function(theirs))
+    function = program.function(ours)
+    args = _arguments(program)
+    try:
+        parallel = _planned(program, function, args)
+        found = jax.tree.leaves(parallel(*args))
+    except sbp.PlanError as error:
+        if "no argument is known to be either" in str(error):  # what it trains has no gradient
+            raise Invalid(str(error)) from error
+        raise
+    jax.effects_barrier()
+    _compare(program, found, expected)
+    assert in_order(ours) == in_order(theirs), f"the host was told {in_order(ours)}, by plain JAX {in_order(theirs)}"
+    plan = parallel.plan(*_arguments(program))
+    plan.verify()
+    return plan
+
+
+def _arguments(program: Generated) -> tuple[Any, ...]:
+    """Those of the program; where it trains, its state first."""
+    if not program.trains:
+        return program.args
+    (line,) = [x for x in program.source.splitlines() if x.startswith("wanted = ")]
+    wanted = {k: np.asarray(program.args[k]) for k in map(int, re.findall(r"\d+", line))}
+    rest = [None if k in wanted else x for k, x in enumerate(program.args)]
+    return {"w": wanted, "m": jax.tree.map(np.zeros_like, wanted)}, *rest
+
+
+def _plainly(program: Generated, function: Callable[..., Any]) -> list[Any]:
+    args = _arguments(program)
+    try:
+        with jax.disable_jit(False):
+            results = jax.tree.leaves(jax.jit(function, compiler_options=PLAIN)(*args))
+    except Exception as error:
+        raise Invalid(f"plain JAX: {type(error).__name__}: {str(error).strip()[:200]}") from error
+    jax.effects_barrier()
+    for k, x in enumerate(results):
+        if _is_inexact(x) and not np.isfinite(_wide(x)).all():
+            raise Invalid(f"result {k} of plain JAX is not finite")
+    return results
+
+
+def _planned(program: Generated, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    where = sbp.placement("cpu", np.arange(math.prod(program.mesh)).reshape(program.mesh))
+    results = jax.tree.leaves(jax.eval_shape(program.function(), *args))
+    pins: dict[str, Any] = {}
+    if not program.trains:
+        outs: Any = program.out_sbp if len(results) > 1 else program.out_sbp[:1]
+        out_sbp: Any = tuple(outs) if program.source.rstrip().endswith(")") else list(outs)
+        pins = {"in_sbp": tuple(program.in_sbp), "out_sbp": out_sbp}
+
+    def planned(**limit: Any) -> Any:
+        config = sbp.AutoParallelConfig(cluster=CLUSTERS[program.cluster], **program.options, **limit)
+        donated: dict[str, Any] = {"donate_argnums": 0} if program.trains else {}
+        return sbp.auto_parallel(function, placement=where, config=config, **pins, **donated)
+
+    if program.memory is None:
+        return planned()
+    limited = planned(memory_limit=max(1.0, program.memory * planned().plan(*args).memory_per_device))
+    try:
+        limited.plan(*args)
+    except TooSmall:
+        return planned()
+    return limited
+
+
+def _is_inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def _wide(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+
+
+def _compare(program: Generated, found: list[Any], expected: list[Any]) -> None:
+    n = len(expected)
+    exact = program.exact if len(program.exact) == n else [False] * n
+    rounding = program.rounding if len(program.rounding) == n else [max(program.rounding)] * n
+    for k, (ours, plain) in enumerate(zip(found, expected, strict=True)):
+        assert ours.shape == plain.shape and ours.dtype == plain.dtype, f"result {k}: {ours.aval}, plain {plain.aval}"
+        assert ours.weak_type == plain.weak_type, f"result {k}: {ours.aval}, plain {plain.aval}"
+        if not _is_inexact(plain) or exact[k]:
+            np.testing.assert_array_equal(np.asarray(ours), np.asarray(plain), f"result {k}")
+            continue
+        eps = max(rounding[k], float(jnp.finfo(plain.dtype).eps) / 2)
+        # Some programs make much of a rounding: what is compared is the whole result's size, at 2**13 roundings of
+        # float32, and 16 of bfloat16, where a program has few that are not averaged.
+        tolerance = min(max(2**13 * eps, 1e-9), 1e-3) if eps < 1e-6 else 16 * eps
+        ours, plain = _wide(ours), _wide(plain)
+        scale = np.abs(plain).max(initial=0.0)
+        allowed = tolerance * (np.abs(plain) + scale + 1e-2)
+        if (np.abs(ours - plain) > allowed).any() and eps > 1e-6:
+            allowed = allowed + 8 * np.abs(plain - _rounded_otherwise(program, k))
+        worst = np.abs(ours - plain).max(initial=0.0)
+        wrong = int((~(np.abs(ours - plain) <= allowed)).sum())
+        told = f"result {k}: {wrong} of {plain.size} elements differ, by up to {worst:.3g}, scale {scale:.3g}"
+        assert not wrong, told
+
+
+def _rounded_otherwise(program: Generated, k: int) -> np.ndarray:
+    """A result of plain JAX that rounds where the program does: how much that matters says how much is noise."""
+    function = jax.jit(program.function(), compiler_options=_AS_WRITTEN)
+    return _wide(jax.tree.leaves(function(*_arguments(program)))[k])
