@@ -1,9 +1,15 @@
 """plan.explain: the choice, who makes and uses it, what else it could have been and what that would cost."""
 
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 import sbp_jax as sbp
 from report_case import line_of, make
+from sbp_jax.report.layers import rows
 
 
 def test_an_argument_with_its_alternatives(plan: sbp.Plan) -> None:
@@ -45,6 +51,46 @@ def test_a_layer_a_line_a_value(plan: sbp.Plan) -> None:
     assert value.kind == "value" and len(value.items) == 5
     assert plan.explain("0/params/*/w").kind == "argument" and len(plan.explain("0/params/*/w").items) == 2
     assert plan.explain("d*n").kind == "layer"
+
+
+def test_a_layer_is_a_sentence_and_a_row_for_each_kind_of_op(plan: sbp.Plan) -> None:
+    found = plan.explain("down")
+    text = str(found)
+    first = text.split("\n\n")[0]
+    assert first.startswith("layer down: ") and "of compute and" in first and "changed alone" in first
+    assert [k.name for k in found.kinds] == sorted(
+        {k.name for k in found.kinds}, key=[k.name for k in found.kinds].index
+    )
+    (product,) = (k for k in found.kinds if k.name == "dot_general")
+    assert product.ops == 3 and "P" in product.signatures
+    row = next(r for r in rows(plan) if r.name == "down")
+    assert sum(k.compute_seconds for k in found.kinds) == pytest.approx(row.compute_seconds, rel=1e-3)
+    assert sum(k.boxing_seconds for k in found.kinds) == pytest.approx(row.boxing_seconds, rel=1e-3)
+    assert len(text.splitlines()) < 30 and found.why in found._repr_html_()
+
+
+def test_an_argument_begins_with_why(plan: sbp.Plan) -> None:
+    text = str(plan.explain("0/params/up/w"))
+    assert re.match(r"argument 0/params/up/w: it is \(S\(1\)\) because the next best, \(.*\), alone would add \+", text)
+    assert "instead, all other decisions as they are" in text
+
+
+def test_repeated_blocks_are_explained_once() -> None:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for p in params["blocks"]:
+            x = jnp.tanh(x @ p["w"])
+        return jnp.sum(x)
+
+    w = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    params = {"blocks": [{"w": w}] * 6}
+    where = sbp.placement.abstract((4,), axis_names=("dp",), cluster="h100")
+    plan = sbp.plan(loss, params, jax.ShapeDtypeStruct((64, 256), jnp.float32), placement=where, in_sbp=(None, "S(0)"))
+    every, one = plan.explain("blocks/*"), plan.explain("blocks/3")
+    assert [k.ops for k in every.kinds if k.name == "dot_general"] == [6]
+    assert [k.ops for k in one.kinds if k.name == "dot_general"] == [1]
+    assert sum(x.decision.op == "dot_general" for x in every.items) == 1
+    seconds = [sum(k.compute_seconds for k in found.kinds) for found in (every, one)]
+    assert seconds[0] == pytest.approx(6 * seconds[1], rel=0.01)
 
 
 def test_a_loaded_plan_explains_too(plan: sbp.Plan, loaded: sbp.Plan) -> None:

@@ -21,7 +21,7 @@ from .cost import CostModel
 from .layers import BACKWARD, PARAMETER, UPDATE, Layers, layers
 from .memory import Footprint
 from .problem import IMPOSSIBLE, Problem
-from .timeline import label_of
+from .timeline import NO_KERNELS, label_of
 
 _MOST = 6
 _DIGITS = 4
@@ -143,11 +143,12 @@ def _decision(
     value = next(iter(cell.outs or cell.ins), None)
     runs = cell.times * problem.count[k]
     now = model.compute_seconds(cell, chosen)
+    seconds = 0.0 if op.name in NO_KERNELS else _round(now * runs)
     spots = Counter(found.of_node[n] for n in members)
     return Decision(
         label_of(cell), op.label, lines(op.info), value.shape if value else (), str(value.dtype) if value else "",
         signature_of(_key(chosen) or ()), tuple(map(signature_of, chosen.ins)), tuple(spots.items()), made_by,
-        _round(now * runs), tuple(_others(k, cell, choice[k], around, model, runs, now)),
+        seconds, tuple(_others(k, cell, choice[k], around, model, runs, now)),
     )  # fmt: skip
 
 

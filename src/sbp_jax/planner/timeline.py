@@ -13,7 +13,8 @@ from .cost import CostModel
 
 # A label names at most so many primitives of a fused chain.
 _NAMES = 4
-_NO_KERNELS = ("sbp.input", "sbp.output", "sbp.result")
+# Arguments and results: what the search adds for them decides between equal plans, and is no time.
+NO_KERNELS = ("sbp.input", "sbp.output", "sbp.result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def kernel_seconds(
     by_group: dict[int, float] = {}
     for cell, group in zip(folded.cells, groups, strict=True):
         if group not in by_group:
-            is_kernel = cell.ops[0].name not in _NO_KERNELS
+            is_kernel = cell.ops[0].name not in NO_KERNELS
             by_group[group] = model.compute_seconds(cell, chosen[cell.index]) if is_kernel else 0.0
     return [by_group[group] for group in groups]
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from ..errors import PlanError
 from ..insight import Alternative, Decision
-from ..paths import is_pattern, matcher, spellings
+from ..paths import is_pattern, matcher, spellings, starred
 from ..plan import PlanData
 from . import html, svg
+from . import kinds as by_kind
 from .layers import shown_names
 from .summary import Group, folded, grouped, shown_arguments
+from .text import plain_text
 from .units import brief_bytes, human_seconds, shape_text, short_line, signed
 
 _MOST = 10
@@ -69,13 +71,16 @@ class Replanned:
 class Explanation:
     """What ``plan.explain`` returns: ``print`` it, or let Jupyter show it.
 
-    ``kind`` says what was asked for: "argument", "layer", "line" or "value". ``items`` are the decisions, those that
-    weigh most first; ``left_out`` is how many more there are.
+    ``kind`` says what was asked for: "argument", "layer", "line" or "value"; ``why`` is the answer in one sentence.
+    ``items`` are the decisions, those that weigh most first, alike ones of repeated blocks once; ``left_out`` is how
+    many more there are. ``kinds``: where they are many, what they come to for each kind of op.
     """
 
     asked: str
     kind: str
     items: tuple[Explained, ...]
+    why: str
+    kinds: tuple[by_kind.Kind, ...] = ()
     left_out: int = 0
     limit_binds: bool = False
     replanned: Replanned | None = None
@@ -85,6 +90,7 @@ class Explanation:
         return {
             "asked": self.asked,
             "kind": self.kind,
+            "why": self.why,
             "left_out": self.left_out,
             "decisions": [_item(x) for x in self.items],
             "replanned": None if self.replanned is None else {
@@ -95,23 +101,35 @@ class Explanation:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        lines = [f"{self.kind} {self.asked}"]
-        for x in self.items:
-            lines += _lines(x, self.limit_binds, _FEW if len(self.items) > _FEW else None)
-        if self.left_out:
-            lines.append(f"... {self.left_out} more decisions that weigh less")
+        parts: list[Any] = [f"{self.kind} {self.asked}: {self.why}"]
+        if self.kinds:
+            parts += ["", by_kind.table(self.kinds), self._hint()]
+        else:
+            parts += [line for x in self.items for line in _lines(x, self.limit_binds)]
         if self.replanned is not None:
-            lines.append(str(self.replanned))
-        return "\n".join(lines)
+            parts.append(str(self.replanned))
+        return plain_text(parts)
 
     __repr__ = __str__
 
+    def _hint(self) -> str:
+        first = next((x for x in self.items if x.decision.source), None)
+        ask = f"plan.explain({short_line(first.decision.source)!r})" if first else "plan.explain of a line"
+        return f"Alternatives, who makes and who reads each value: {ask}, an argument's path, or .items"
+
     def _repr_html_(self) -> str:
-        parts = [f"<h2>{html.escape(self.kind)} {html.escape(self.asked)}</h2>"]
-        for x in self.items:
-            parts.append(_section(x))
-        if self.left_out:
-            parts.append(f"<p class=sub>{self.left_out} more decisions that weigh less</p>")
+        parts = [f"<h2>{html.escape(self.kind)} {html.escape(self.asked)}</h2><p>{html.escape(self.why)}</p>"]
+        if self.kinds:
+            names = ["op", "ops#", "makes up to!", "as!", "compute#", "boxing#", "nearest other!", "line!"]
+            cells = [[html.escape(c).replace("\n", "<br>") for c in row] for row in by_kind.rows(self.kinds)]
+            parts.append(html.table("", names, cells))
+            inner = "".join(map(_section, self.items))
+            more = f"<p class=sub>{self.left_out} more decisions that weigh less</p>" if self.left_out else ""
+            parts.append(
+                f"<details><summary>{len(self.items)} decisions that weigh most</summary>{inner}{more}</details>"
+            )
+        else:
+            parts += map(_section, self.items)
         if self.replanned is not None:
             parts.append(f"<p><b>{html.escape(self.replanned)}</b></p>")
         return svg.fragment("".join(parts))
@@ -119,7 +137,7 @@ class Explanation:
 
 def explain(plan: PlanData, what: str) -> Explanation:
     """Why something has its signature. ``what``: see ``find``."""
-    kind, numbers = find(plan, what)
+    kind, numbers, within = _find(plan, what)
     insight = plan.insight
     around: dict[int, list[Any]] = {k: [] for k in numbers}
     for b, c in zip(plan.boxing_list, insight.crossings, strict=True):
@@ -136,7 +154,7 @@ def explain(plan: PlanData, what: str) -> Explanation:
         return d.compute_seconds + boxing + (abs(d.alternatives[0].seconds) if d.alternatives else 0.0)
 
     ordered = sorted(numbers, key=weight, reverse=True)
-    shown = ordered if kind == "argument" else ordered[:_MOST]
+    shown = ordered if kind == "argument" else _different(plan, ordered)[:_MOST]
     layers, names = shown_names(plan), _names(plan)
     items = tuple(
         Explained(
@@ -148,11 +166,33 @@ def explain(plan: PlanData, what: str) -> Explanation:
     )  # fmt: skip
     free = plan.statistics.get("free_seconds")
     binds = free is not None and plan.objective - free > 1e-3 * plan.objective
-    return Explanation(what, kind, items, len(ordered) - len(shown), binds)
+    left_out = len(ordered) - len(shown)
+    if len(items) == 1 and not left_out:
+        sentence = by_kind.why_one("it" if kind == "argument" else names[shown[0]], items[0].decision, binds,
+                                 plan.optimality_gap)  # fmt: skip
+        return Explanation(what, kind, items, sentence, (), 0, binds)
+    found = by_kind.kinds(plan, ordered, names, within)
+    sentence = by_kind.why(found, len(ordered), binds, plan.optimality_gap)
+    is_short = kind == "argument" and len(items) <= _FEW
+    return Explanation(what, kind, items, sentence, () if is_short else found, left_out, binds)
+
+
+def _different(plan: PlanData, numbers: Sequence[int]) -> list[int]:
+    """Decisions without those that look like an earlier one: repeated blocks once."""
+    found: dict[object, int] = {}
+    for k in numbers:
+        d = plan.insight.decisions[k]
+        found.setdefault((d.op, starred(d.name), d.source, d.shape, d.dtype, d.signature, d.reads), k)
+    return list(found.values())
 
 
 def find(plan: PlanData, what: str) -> tuple[str, list[int]]:
-    """The decisions meant by a name: any that reports print, and what the user calls it.
+    """The kind of thing that a name means ("argument", "layer", "line", "value"), and its decisions. See ``_find``."""
+    return _find(plan, what)[:2]
+
+
+def _find(plan: PlanData, what: str) -> tuple[str, list[int], set[str] | None]:
+    """The decisions meant by a name: any that reports print, and what the user calls it; and, of layers, which.
 
     An argument's path, its argument and ``params`` left out or not; a layer, a module that has layers below it, or a
     path to either; both with ``*``, ``**`` and ranges (``blocks/0..11``); a source line "file.py:51"; a value's name.
@@ -170,33 +210,34 @@ def find(plan: PlanData, what: str) -> tuple[str, list[int]]:
     layers = list(dict.fromkeys(s.layer for s in insight.spots))
     what = what.strip().removesuffix("/") or what
     if what in layers:
-        return "layer", _in_layers(plan, {x for x in layers if x == what or x.startswith(f"{what}/")})
+        own = {x for x in layers if x == what or x.startswith(f"{what}/")}
+        return "layer", _in_layers(plan, own), own
     exact = [p for p in names if what in (p, shown[p])] or [p for p in names if what in names[p]]
     if exact:
-        return "argument", _distinct(arguments[p] for p in exact)
+        return "argument", _distinct(arguments[p] for p in exact), None
     if _LINE.match(what):
         found = [k for k, d in enumerate(insight.decisions) if short_line(d.source) == what]
         if found:
-            return "line", found
+            return "line", found, None
     some = _layers_meant(plan, what, names, layers)
     if is_pattern(what):
         ways = [matcher(what), lambda name: fnmatch.fnmatchcase(name, what)]
         for matches in ways:
             found = _distinct(arguments[p] for p in names if any(map(matches, names[p])))
             if found:
-                return "argument", found
+                return "argument", found, None
             some = some or {name for name in layers if matches(name)}
             if some:
-                return "layer", _in_layers(plan, some)
+                return "layer", _in_layers(plan, some), some
     if some:
-        return "layer", _in_layers(plan, some)
+        return "layer", _in_layers(plan, some), some
     made = {b.value: c.maker for b, c in zip(plan.boxing_list, insight.crossings, strict=True)}
     found = [k for k, d in enumerate(insight.decisions) if what in (d.name, d.op, *d.op.split("+"))]
     if found or what in made:
-        return "value", found or [made[what]]
+        return "value", found or [made[what]], None
     tails = [k for p, k in arguments.items() if p.endswith(f"/{what}") or shown[p].endswith(f"/{what}")]
     if tails:
-        return "argument", _distinct(tails)
+        return "argument", _distinct(tails), None
     lines = [short_line(d.source) for d in insight.decisions if d.source]
     every = list(
         dict.fromkeys(
@@ -273,7 +314,7 @@ def _difference(a: Alternative) -> str:
     return ", ".join(parts)
 
 
-def _lines(x: Explained, limit_binds: bool, most: int | None) -> list[str]:
+def _lines(x: Explained, limit_binds: bool) -> list[str]:
     d = x.decision
     line = f" [{d.source}]" if d.source else ""
     lines = [
@@ -297,7 +338,7 @@ def _lines(x: Explained, limit_binds: bool, most: int | None) -> list[str]:
         lines.append(f"  ... {len(x.boxings) - _NEIGHBOURS} more kinds of boxings")
     if d.alternatives:
         lines.append("  instead, all other decisions as they are:")
-        for a in d.alternatives[:most]:
+        for a in d.alternatives:
             held = f", {signed(brief_bytes(a.peak_bytes), a.peak_bytes)} at the peak" if a.peak_bytes else ""
             why = f" ({_difference(a)})" if _difference(a) else ""
             lines.append(f"    ({a.signature}): {signed(human_seconds(a.seconds), a.seconds)} a step{why}{held}")
