@@ -10,12 +10,12 @@ PACKAGE = Path(__file__).parents[1] / "src" / "sbp_jax"
 MAX_LINES = 600
 
 # Importable by every room, importing none.
-GROUND = {"errors", "_compat", "paths"}
+GROUND = {"errors", "_compat", "paths", "differences"}
 
 # room -> the rooms it may import; it may also import what those may.
 ROOMS: dict[str, set[str]] = {
     "signature": set(),
-    "placement": {"signature"},
+    "placement": {"signature", "cluster"},
     "shardings": {"placement"},
     "pieces": {"signature"},
     "cluster": set(),
@@ -32,10 +32,11 @@ ROOMS: dict[str, set[str]] = {
     "tensor": {"trace", "planner", "lower"},
     "report": {"plan", "cluster", "pieces"},
     "progress": set(),
-    "config": {"cluster", "planner"},
+    "quantities": set(),
+    "config": {"cluster", "planner", "quantities"},
+    "capture": {"trace", "planner", "path_pins", "argnames"},
     "profiler": {"lower", "report"},
     "planned": {"profiler", "simulate"},
-    "capture": {"trace", "planner", "path_pins"},
     "argnames": set(),
     "arguments": {"capture"},
     "planning": {"config", "trace"},

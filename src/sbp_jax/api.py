@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
 from . import capture
 from ._compat import is_tracing, trace_context
 from .argnames import ArgumentRoles, Call
 from .arguments import is_bound, is_there, moved
 from .config import AutoParallelConfig
+from .differences import differences, some
 from .errors import PlanError
 from .given_plan import check_given
 from .lowered import LoweredStep, NamedStep, OtherCall, lower_step, lowered_step
@@ -53,6 +55,7 @@ class ParallelFunction:
         self._in_sbp, self._out_sbp, self._pins, self._given = in_sbp, out_sbp, pins, given
         self._entries: dict[Any, LoweredStep] = {}
         self._plans: dict[Any, PlanData] = {}
+        self._looks: list[dict[str, Any]] = []
         # The last entry that ran, and the one to try without looking, after two calls of the same.
         self._previous: LoweredStep | None = None
         self._last: LoweredStep | None = None
@@ -77,6 +80,10 @@ class ParallelFunction:
         self._last = entry if self._previous in (None, entry) else None
         self._previous = entry
         return entry.jitted(*arguments)
+
+    def __repr__(self) -> str:
+        where = "every visible device" if self._placement is None else self._placement
+        return f"<{self._name} run by a plan on {where}: {len(self._plans)} plan(s) made>"
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments (arrays or ``jax.ShapeDtypeStruct``); made once for each set of shapes."""
@@ -124,9 +131,14 @@ class ParallelFunction:
 
     def _key(self, call: Call) -> Any:
         leaves, tree = jax.tree.flatten((call.dynamic, call.kwargs))
+        try:
+            looks = tuple(map(capture.look, leaves))
+        except (TypeError, ValueError) as error:
+            capture.check_arrays(self._name, call.dynamic, call.kwargs, self._roles.names(call), error)
+            raise
         statics = tuple([capture.typed(call.args[i]) for i in call.static])
         fixed = tuple(sorted((k, capture.typed(x)) for k, x in call.fixed.items())) if call.fixed else ()
-        return tree, call.static, statics, fixed, tuple(map(capture.look, leaves)), trace_context()
+        return tree, call.static, statics, fixed, looks, trace_context()
 
     def _entry(self, call: Call) -> LoweredStep:
         key = self._key(call)
@@ -135,15 +147,17 @@ class ParallelFunction:
             with self._lock:  # one plan for each, and one mesh for all
                 entry = self._entries.get(key)
                 if entry is None:
-                    known = len(self._plans)
+                    known, look = len(self._plans), capture.described(call)
                     entry = self._entries[key] = self._make(call)
                     if len(self._plans) > max(known, _REPLAN_WARNING):
+                        told = some(min((differences(x, look) for x in reversed(self._looks)), key=len))
                         warnings.warn(
                             f"{self._name} is planned and compiled for the {len(self._plans)}th set of argument "
-                            "shapes; each takes a plan of its own. Pad the arguments to few shapes, or plan ahead "
-                            "with .plan(...)",
+                            f"shapes ({told or 'the program is another'}); each takes a plan of its own. Pad the "
+                            "arguments to few shapes, or plan ahead with .plan(...)",
                             stacklevel=3,
                         )
+                    self._looks.append(look)
         return entry
 
     def _make(self, call: Call) -> LoweredStep:
@@ -325,6 +339,13 @@ def plan(
     ``args`` are arrays or ``jax.ShapeDtypeStruct``. See ``auto_parallel`` for the options; of a function that it made,
     those left out here are the function's own.
     """
+    misplaced = next((x for x in args if isinstance(x, Placement | Mesh | AbstractMesh | AutoParallelConfig)), None)
+    if misplaced is not None:
+        name = "config" if isinstance(misplaced, AutoParallelConfig) else "placement"
+        raise PlanError(
+            f"sbp.plan takes {name}= by name, got {misplaced!s} among the arguments of the function: "
+            f"sbp.plan(fn, *args, {name}=...)"
+        )
     if isinstance(fn, ParallelFunction):
         return fn.with_options(
             placement, config, donate_argnums, donate_argnames, static_argnums, static_argnames, in_sbp, out_sbp, pins

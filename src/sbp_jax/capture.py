@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from .argnames import Call
+from .differences import shortened
 from .errors import PlanError
 from .path_pins import Argument, Asked, PinDict, followers, matches
 from .placement import Placement
@@ -33,6 +35,41 @@ def look(x: Any) -> tuple[Any, ...]:
     except TypeError:
         found = aval(x)
     return found.shape, found.dtype, found.weak_type
+
+
+def described(call: Call) -> dict[str, Any]:
+    """What a call's program depends on, by path, to say what differs between calls."""
+    leaves = jax.tree_util.tree_flatten_with_path((call.dynamic, call.kwargs))[0]
+    found: dict[str, Any] = {}
+    for path, x in leaves:
+        shape, dtype, weak = look(x)
+        text = f"{dtype}{list(shape)}{' (weakly typed)' if weak else ''}"
+        found[jax.tree_util.keystr(path[1:], simple=True, separator="/")] = Shown(text)
+    found |= {f"static argument {i}": call.args[i] for i in call.static}
+    return found | {f"static argument {k}": x for k, x in call.fixed.items()}
+
+
+class Shown(str):
+    """A text that stands for itself in messages, without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def check_arrays(name: str, dynamic: Any, kwargs: Any, names: Sequence[str], cause: Exception) -> None:
+    """Raise ``PlanError`` for what among the arguments is no array, by path."""
+    for path, x in jax.tree_util.tree_flatten_with_path((dynamic, kwargs))[0]:
+        try:
+            look(x)
+        except (TypeError, ValueError):
+            text = jax.tree_util.keystr(path[1:], simple=True, separator="/")
+            root = str(names[path[1].idx]) if path[0].idx == 0 else ""
+            named = f" (of {root})" if root and not root.isdigit() else ""
+            raise PlanError(
+                f"argument {text}{named} of {name} is a {type(x).__name__}, {shortened(repr(x))}: a planned function "
+                "takes arrays, numbers and trees of them. Take it out of the tree, or name a Python value that the "
+                "function only looks at in static_argnames="
+            ) from cause
 
 
 def typed(x: Any) -> Any:

@@ -4,10 +4,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from .cluster import Cluster
+from .cluster import Cluster, get
 from .errors import PlanError
 from .plan import Lowering
 from .planner.solvers import lookup
+from .quantities import parse_bytes
 
 # How long to search, on which hardware, and how to run: a plan does not hold them, or holds what came of them.
 _NOT_OF_THE_PLAN = {"time_limit", "gap", "effort", "cache", "lowering", "compiler_options", "cluster", "memory_limit"}
@@ -29,8 +30,9 @@ class AutoParallelConfig:
             memory on three mesh axes: up to twice that); where memory is short it may leave a few percent open, there
             more (``plan.optimality_gap``). A limit is used to prove more; ``float("inf")``: until proven optimal.
         gap: stop when the proven relative gap is at most this.
-        memory_limit: bytes per device, firm: where no plan meets it, that is an error. None: the device's less a
-            tenth; where no plan meets that, the cheapest plan is given with a note.
+        memory_limit: bytes per device, a number or text such as "40GB" (10^9) or "40GiB" (2^30), firm: where no plan
+            meets it, that is an error. None: the device's less a tenth; where no plan meets that, the cheapest plan is
+            given with a note.
         prefer_less_memory: of the plans found within 5 % of the least seconds the one with the smallest peak (OneFlow's
             ``enable_auto_memory``, its mildest mode: less memory, throughput maintained).
         ignore_user_sbp: do not obey pins: ``to_global`` and JAX's sharding constraints in the function, ``in_sbp``,
@@ -73,7 +75,7 @@ class AutoParallelConfig:
     solver: str = "ilp"
     time_limit: float | None = None
     gap: float = 0.0
-    memory_limit: float | None = None
+    memory_limit: float | str | None = None
     prefer_less_memory: bool = False
     ignore_user_sbp: bool = False
     computation_cost_ratio: float | None = None
@@ -121,5 +123,16 @@ class AutoParallelConfig:
                 raise PlanError(f"{name} must be 0 or more; got {value!r}")
         if self.zero_stage is not None and (isinstance(self.zero_stage, bool) or self.zero_stage not in (0, 1, 2, 3)):
             raise PlanError(f"zero_stage is None (the planner's choice), 0, 1, 2 or 3; got {self.zero_stage!r}")
-        if self.memory_limit is not None and self.memory_limit <= 0:
+        if isinstance(self.memory_limit, str):
+            object.__setattr__(self, "memory_limit", parse_bytes(self.memory_limit, "memory_limit"))
+        limit = self.memory_limit_bytes
+        if limit is not None and not limit > 0:
             raise PlanError(f"memory_limit is bytes per device, more than 0; got {self.memory_limit!r}")
+        if self.cluster is not None:
+            get(self.cluster)  # raises for names that are not known
+
+    @property
+    def memory_limit_bytes(self) -> float | None:
+        """The limit as a number."""
+        limit: Any = self.memory_limit
+        return limit

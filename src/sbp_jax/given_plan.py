@@ -101,10 +101,10 @@ def _options(given: PlanData, config: AutoParallelConfig) -> list[str]:
         cluster = clusters.resolve(config.cluster, given.placement.type, given.placement.is_abstract)
         if clusters.to_toml(cluster) != given.hardware:
             faults.append(f"config asks for cluster {cluster.name!r}, the plan was made for {given.cluster!r}")
-    if config.memory_limit is not None and given.memory_per_device > config.memory_limit:
+    limit = config.memory_limit_bytes
+    if limit is not None and given.memory_per_device > limit:
         faults.append(
-            f"config allows {config.memory_limit / 2**20:.4g} MiB a device, the plan needs "
-            f"{given.memory_per_device / 2**20:.4g} MiB"
+            f"config allows {limit / 2**20:.4g} MiB a device, the plan needs {given.memory_per_device / 2**20:.4g} MiB"
         )
     return faults
 

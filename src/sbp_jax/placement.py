@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from . import cluster as clusters
 from .errors import PlacementError
 
 _TYPES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
@@ -120,11 +121,32 @@ def _names(axis_names: Sequence[str] | str | None, ndim: int) -> tuple[str, ...]
     return (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
 
 
+def _check_meant(type: str, ranks: object) -> None:
+    """Refuse what is more likely a number of devices, or a mesh's shape, than devices' numbers."""
+    if isinstance(ranks, int | np.integer) and not isinstance(ranks, bool) and ranks > 0:
+        raise PlacementError(
+            f"ranks={ranks} is one number: {ranks} devices are sbp.placement({type!r}, ranks=range({ranks})), all that "
+            f"there are sbp.placement.all({type!r}), device number {ranks} alone is ranks=[{ranks}]"
+        )
+    is_shape = isinstance(ranks, tuple) and len(ranks) > 1 and all(isinstance(n, int) and n > 0 for n in ranks)
+    if isinstance(ranks, tuple) and is_shape:
+        size, shape = math.prod(ranks), ", ".join(map(str, ranks))
+        raise PlacementError(
+            f"ranks=({shape}): a mesh of that shape is sbp.placement({type!r}, ranks=np.arange({size}).reshape({shape})"
+            f"), or jax.make_mesh(({shape}), ...) as the placement; devices number {shape} are ranks=[{shape}]"
+        )
+
+
 class _PlacementFactory:
     """``sbp.placement(...)`` and its other constructors."""
 
     def __call__(self, type: str, ranks: object, axis_names: Sequence[str] | str | None = None) -> Placement:
-        """Devices ``ranks`` (an int, or a nested list of any depth) of ``type`` "cpu", "gpu"/"cuda" or "tpu"."""
+        """Devices of ``type`` "cpu", "gpu"/"cuda" or "tpu": ``ranks`` is a list of their numbers, nested once for each
+        further mesh axis, or an array of them.
+
+        Raises ``PlacementError`` for one number other than 0, and a tuple of numbers that may be a mesh's shape.
+        """
+        _check_meant(type, ranks)
         try:
             array = np.atleast_1d(np.asarray(ranks))
         except ValueError:
@@ -155,7 +177,12 @@ class _PlacementFactory:
         cluster: str | None = None,
         type: str = "gpu",
     ) -> Placement:
-        """A mesh of ``shape`` without devices, standing for ``cluster``: for planning only."""
+        """A mesh of ``shape`` without devices, standing for ``cluster``: for planning only.
+
+        Raises ``SbpError`` for a cluster that is not known.
+        """
+        if cluster is not None:
+            clusters.get(cluster)
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         names = _names(axis_names, len(sizes))
         return Placement(_kind(type), sizes, tuple(range(math.prod(sizes))), names, True, cluster)

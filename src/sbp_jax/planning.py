@@ -37,7 +37,7 @@ def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progres
         placement=where,
         cluster=hardware,
         pins=pins,
-        memory_limit_bytes=_memory(hardware) if config.memory_limit is None else config.memory_limit,
+        memory_limit_bytes=_memory(hardware) if config.memory_limit is None else config.memory_limit_bytes,
         limit_is_firm=config.memory_limit is not None,
         computation_ratio=config.computation_cost_ratio,
         solver=config.solver,

@@ -15,13 +15,9 @@ from .. import cluster as clusters
 from ..config import AutoParallelConfig
 from ..errors import SbpError
 from ..placement import Placement, placement
+from ..quantities import parse_bytes
 from .target import Target, example_arguments, load, target
 
-_UNITS = {"": 1, "b": 1} | {
-    f"{letter}{middle}b": base**power
-    for power, letter in enumerate("kmgtp", 1)
-    for middle, base in (("", 1000), ("i", 1024))
-}
 _NAMES = ("dp", "tp")
 
 
@@ -99,14 +95,6 @@ def indices(text: str, option: str) -> tuple[int, ...]:
     if not all(part.isdigit() for part in parts):
         raise SbpError(f"{option} {text!r}: write positions of arguments, from 0, with commas between: 0 or 0,1")
     return tuple(map(int, parts))
-
-
-def parse_bytes(text: str, option: str) -> float:
-    """``40GiB``, ``16 GB``, ``1.5e9``. Raises ``SbpError`` naming ``option``."""
-    match = re.fullmatch(r"\s*(\d+\.?\d*(?:e\d+)?)\s*([a-z]*)\s*", text.lower())
-    if not match or match.group(2) not in _UNITS:
-        raise SbpError(f"{option} {text!r}: write bytes with a unit or without: 40GiB (2^30), 40GB (10^9), 16e9")
-    return float(match.group(1)) * _UNITS[match.group(2)]
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -5,6 +5,7 @@ order, and both orders are tried.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from ..errors import PlanError
 from ..placement import Placement, placement
@@ -38,7 +39,7 @@ def candidates(devices: int, type: str, visible: int, cluster: str | None) -> li
     for shape in shapes(devices):
         names = _NAMES[: len(shape)]
         if devices > visible:
-            found.append(placement.abstract(shape, names, cluster))
+            found.append(replace(placement.abstract(shape, names), cluster=cluster))
         else:
             ranks = list(range(devices))
             nested = ranks if len(shape) == 1 else [ranks[k : k + shape[1]] for k in range(0, devices, shape[1])]
