@@ -24,7 +24,7 @@ from .path_pins import PinDict
 from .placement import Placement, placement
 from .plan import PlanData
 from .planned import Plan
-from .planner import Request, best_of, candidates, make_plan, plan_to_fit
+from .planner import Request, best_of, candidates, compare_with_padding, make_plan, plan_to_fit
 from .planning import asked_placement, request_for
 from .progress import Progress
 from .shardings import PlacementLike
@@ -195,6 +195,9 @@ class ParallelFunction:
 
                 places = self._places()
                 data = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
+                compare_with_padding(
+                    program, data, request_on(data.placement), lambda p, asked: plan_to_fit(p, asked, self._name)
+                )
                 data.options = self._config.plan_options()
             self._plans[same] = data
         origin = range(len(program.nodes))

@@ -62,7 +62,7 @@ class AutoParallelConfig:
         pad: let the planner split dimensions that do not divide (a batch of 30 over 8 devices, a vocabulary of 50,257):
             devices hold pieces padded to the longest one, and what lies in the padding reaches no result. Only inside
             the function: arguments and results are arrays of their own shapes, split evenly or whole (a ``jax.Array``
-            has no uneven pieces). False: where dimensions do not divide, the plan's notes say what padding would give.
+            has no uneven pieces). False: where that may cost much of the step, a note says what padding would give.
         remat: "auto": where memory is short, the planner also chooses what of the forward part to make again in the
             backward part. None: what the function itself says (``jax.checkpoint``).
         lowering: what the plan becomes. "manual": one ``shard_map`` with every collective written out; XLA decides

@@ -127,7 +127,8 @@ class PlanData:
     what reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML, ``options`` what the
     configuration asked for beyond its defaults. With ``recomputed``, ``nodes`` are those of the program after
     ``trace.recompute``.
-    ``lowering`` is what a step of it becomes, as in ``AutoParallelConfig``.
+    ``lowering`` is what a step of it becomes, as in ``AutoParallelConfig``. ``only_even``: the bound is proven among
+    even splits only; padded ones (``AutoParallelConfig(pad=True)``) may be cheaper.
     """
 
     function: str
@@ -152,6 +153,7 @@ class PlanData:
     timeline: Timeline = field(default_factory=Timeline)
     recomputed: Recomputed | None = None
     lowering: Lowering = "manual"
+    only_even: bool = False
     make_insight: Callable[[], Insight] = field(default=Insight, repr=False, compare=False)
     hardware: str = ""
     options: dict[str, Any] = field(default_factory=dict)
@@ -278,6 +280,7 @@ class PlanData:
         data["insight"] = self.insight.to_json()
         data["recomputed"] = self.recomputed and asdict(self.recomputed)
         data["lowering"] = self.lowering
+        data["only_even"] = self.only_even
         return data
 
     @classmethod
@@ -308,6 +311,7 @@ class PlanData:
                 make_insight=_Given(insight),
                 recomputed=_recomputed(data["recomputed"]),
                 lowering=data.get("lowering", "manual"),
+                only_even=data.get("only_even", False),
             )
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise PlanError(f"{where} is incomplete or damaged: {type(error).__name__} {error}") from error

@@ -1,6 +1,7 @@
 """Which signature every value gets: cost model, 0-1 program, search."""
 
 from .constraints import Among as Among
+from .indivisible import compare_with_padding as compare_with_padding
 from .make import make_plan as make_plan
 from .meshes import best_of as best_of
 from .meshes import candidates as candidates

@@ -113,7 +113,8 @@ def _head(plan: PlanData, facts: Facts | None) -> str:
         (brief_bytes(plan.bytes_on_wire), "sent by each device"),
         (brief_bytes(plan.memory_per_device), "held by each device at the peak"),
         ("optimal" if not plan.optimality_gap else f"{plan.optimality_gap:.2%}",
-         "proven" if not plan.optimality_gap else "at most from the best possible, proven"),
+         ("proven" if not plan.optimality_gap else "at most from the best possible, proven")
+         + (" among even splits" if plan.only_even else "")),
     ]  # fmt: skip
     boxes = "".join(f'<div class="box"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
     s = plan.statistics

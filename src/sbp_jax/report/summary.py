@@ -13,8 +13,8 @@ from .units import brief, human_bytes, human_seconds, percent, short_line
 
 def proof(plan: PlanData) -> str:
     """How good the plan is known to be."""
-    gap = plan.optimality_gap
-    return "proven optimal" if gap == 0 else f"at most {gap:.2%} from the best possible (proven)"
+    gap, among = plan.optimality_gap, " among even splits" if plan.only_even else ""
+    return f"proven optimal{among}" if gap == 0 else f"at most {gap:.2%} from the best possible{among} (proven)"
 
 
 def lowering(plan: PlanData) -> str:
