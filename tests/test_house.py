@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "profiler": {"lower", "report"},
     "planned": {"profiler", "simulate"},
     "argnames": set(),
-    "arguments": {"capture"},
+    "arguments": {"capture", "tensor"},
     "planning": {"config", "trace"},
     "given_plan": {"config", "plan", "trace"},
     "lowered": {"capture", "planned"},

@@ -14,12 +14,12 @@ from jax.sharding import AbstractMesh, Mesh
 from . import capture
 from ._compat import is_tracing, trace_context
 from .argnames import ArgumentRoles, Call
-from .arguments import is_bound, is_there, moved
+from .arguments import as_arrays, has_tensors, is_bound, is_there, moved
 from .config import AutoParallelConfig
 from .differences import differences, some
 from .errors import PlanError
 from .given_plan import check_given
-from .lowered import LoweredStep, NamedStep, OtherCall, lower_step, lowered_step
+from .lowered import LoweredStep, NamedStep, OtherCall, check_devices, lower_step, lowered_step
 from .path_pins import PinDict
 from .placement import Placement, placement
 from .plan import PlanData
@@ -29,7 +29,7 @@ from .planning import asked_placement, request_for
 from .progress import Progress
 from .shardings import PlacementLike
 from .signature import Signature
-from .trace import fingerprint, recompute
+from .trace import fingerprint, is_planned_here, recompute
 
 _REPLAN_WARNING = 4
 
@@ -69,11 +69,15 @@ class ParallelFunction:
             except OtherCall:
                 pass
             except (ValueError, TypeError):
-                call = self._roles.call(args, kwargs)
-                if self._entries.get(self._key(call)) is last and not self._misplaced(last, call):
-                    raise
-        call = self._roles.call(args, kwargs)
+                if not has_tensors((args, kwargs)):
+                    call = self._call(args, kwargs)
+                    if self._entries.get(self._key(call)) is last and not self._misplaced(last, call):
+                        raise
+        elif tracing and is_planned_here():
+            return self._fn(*args, **kwargs)
+        call = self._call(args, kwargs)
         entry = self._entry(call)
+        check_devices(entry.plan)
         arguments = entry.arguments(*self._placed(entry, call))
         if tracing:
             return entry.nested(*arguments)
@@ -87,16 +91,16 @@ class ParallelFunction:
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments (arrays or ``jax.ShapeDtypeStruct``); made once for each set of shapes."""
-        return self._entry(self._roles.call(args, kwargs)).plan
+        return self._entry(self._call(args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit``'s: ``.compile()`` gives ``.as_text()``, ``.memory_analysis()``."""
-        call = self._roles.call(args, kwargs)
+        call = self._call(args, kwargs)
         return lower_step(self._entry(call), call.dynamic, call.kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The results' shapes and dtypes, as ``jax.eval_shape``: nothing is planned. Static arguments stay Python's."""
-        call = self._roles.call(args, kwargs)
+        call = self._call(args, kwargs)
         return capture.results_of(self._fn, call.args, call.kwargs, call.static, call.fixed)
 
     def with_options(
@@ -125,8 +129,16 @@ class ParallelFunction:
             raise PlanError(f"{self._name} has not run yet: call it once")
         return self._previous.jitted, ({}, self._previous.constants)
 
-    def _taken_apart(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+        """A call taken apart; global tensors among its values as their logical arrays."""
         call = self._roles.call(args, kwargs)
+        if has_tensors((call.dynamic, call.kwargs)):
+            some = tuple(x if i in call.static else as_arrays(x) for i, x in enumerate(call.args))
+            call = replace(call, args=some, kwargs=as_arrays(call.kwargs))
+        return call
+
+    def _taken_apart(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        call = self._call(args, kwargs)
         return call.dynamic, call.kwargs
 
     def _key(self, call: Call) -> Any:
@@ -206,7 +218,10 @@ class ParallelFunction:
         self._placement = data.placement  # for all shapes of arguments the same
         data.in_tree, data.out_tree = in_tree, out_tree
         plan = Plan.of(replace(data, lowering=self._config.lowering))
-        entry = lowered_step(program, plan, (dynamic, kwargs), out_tree, call.donated_positions, call.donated_names)
+        entry = lowered_step(
+            program, plan, (dynamic, kwargs), out_tree, call.donated_positions, call.donated_names,
+            plain=capture.of_dynamic(self._fn, call.args, call.static, call.fixed),
+        )  # fmt: skip
         shapes = jax.tree.map(capture.aval, (dynamic, kwargs))
         plan.compile = lambda: lower_step(entry, *shapes).compile()
 

@@ -8,6 +8,21 @@ from jax.sharding import NamedSharding
 
 from . import capture
 from ._compat import is_tracer
+from .tensor import GlobalTensor
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, GlobalTensor)
+
+
+def has_tensors(tree: Any) -> bool:
+    """Whether a tree has global tensors in it."""
+    return any(map(_is_tensor, jax.tree.leaves(tree, is_leaf=_is_tensor)))
+
+
+def as_arrays(tree: Any) -> Any:
+    """A tree with global tensors as their logical arrays: what is partial is reduced, on its own devices."""
+    return jax.tree.map(lambda x: x.array if _is_tensor(x) else x, tree, is_leaf=_is_tensor)
 
 
 def is_there(x: Any, sharding: NamedSharding) -> bool:

@@ -14,7 +14,7 @@ from .path_pins import Argument, Asked, PinDict, followers, matches
 from .placement import Placement
 from .planner import Among, inner_pins, pin_of
 from .signature import Component, Signature
-from .trace import Op, Program, build, without_collecting
+from .trace import Op, Program, build, planned_here, without_collecting
 
 
 def aval(x: Any) -> jax.ShapeDtypeStruct:
@@ -88,12 +88,10 @@ def trace(
     """
     dynamic = tuple(jax.tree.map(aval, x) for i, x in enumerate(args) if i not in static)
 
-    def flat(dynamic: Any, kwargs: Any) -> Any:
-        supply = iter(dynamic)
-        return fn(*(args[i] if i in static else next(supply) for i in range(len(args))), **kwargs, **(fixed or {}))
-
-    with without_collecting():
-        closed, out_shape = jax.make_jaxpr(flat, return_shape=True)(dynamic, jax.tree.map(aval, kwargs))
+    with without_collecting(), planned_here():
+        closed, out_shape = jax.make_jaxpr(of_dynamic(fn, args, static, fixed or {}), return_shape=True)(
+            dynamic, jax.tree.map(aval, kwargs)
+        )
     paths = jax.tree_util.tree_flatten_with_path((dynamic, kwargs))[0]
     names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in paths]
     with without_collecting():
@@ -108,16 +106,28 @@ def trace(
     return program, jax.tree.structure((dynamic, kwargs)), out_shape
 
 
+def of_dynamic(
+    fn: Callable[..., Any], args: Sequence[Any], static: Sequence[int], fixed: Mapping[str, Any]
+) -> Callable[[Sequence[Any], dict[str, Any]], Any]:
+    """``fn`` as a function of its traced arguments alone, by position and by name."""
+    statics = {i: args[i] for i in static}
+    n = len(args)
+
+    def flat(dynamic: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        supply = iter(dynamic)
+        return fn(*(statics[i] if i in statics else next(supply) for i in range(n)), **kwargs, **fixed)
+
+    return flat
+
+
 def results_of(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int], fixed: Mapping[str, Any]
 ) -> Any:
     """The shapes and dtypes of a call's results."""
 
-    def flat(dynamic: Any, kwargs: Any) -> Any:
-        supply = iter(dynamic)
-        return fn(*(x if i in static else next(supply) for i, x in enumerate(args)), **kwargs, **fixed)
-
-    return jax.eval_shape(flat, tuple(x for i, x in enumerate(args) if i not in static), kwargs)
+    return jax.eval_shape(
+        of_dynamic(fn, args, static, fixed), tuple(x for i, x in enumerate(args) if i not in static), kwargs
+    )
 
 
 def _replacements(dynamic: Any, results: Any, donated: Sequence[int]) -> list[tuple[int, int]]:

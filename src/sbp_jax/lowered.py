@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import capture
-from ._compat import trace_context, within_mesh
+from ._compat import is_tracing, trace_context
 from .errors import PlanError
-from .lower import global_function, local_function, named_function
+from .lower import global_function, local_function, named_function, on_mesh
 from .planned import Plan
 from .shardings import to_partition_spec
 from .trace import Program
@@ -62,12 +62,13 @@ def _parted(named: dict[str, Any], names: Sequence[str]) -> tuple[dict[str, Any]
 
 def lowered_step(
     program: Program, plan: Plan, dynamic: Any, out_tree: Any, donate: tuple[int, ...],
-    donated_names: tuple[str, ...] = (), is_named: bool = False,
+    donated_names: tuple[str, ...] = (), is_named: bool = False, plain: Callable[..., Any] | None = None,
 ) -> LoweredStep:  # fmt: skip
     """The jitted step of a plan. On an abstract placement it can be planned only.
 
     ``dynamic`` are the arguments by position and by name, ``donate`` and ``donated_names`` the donated among them.
-    ``is_named``: its ops say in their metadata which nodes they are.
+    ``is_named``: its ops say in their metadata which nodes they are. ``plain`` is the function itself, of the same
+    arguments: what ``jax_debug_nans`` runs op by op to say which of the user's lines made the nan.
     """
     where = plan.placement
     n = len(plan.inputs) - len(program.constants)
@@ -95,10 +96,12 @@ def lowered_step(
         if donated_names:
             *args, taken = args
             kwargs = {**kwargs, **taken}
+        if plain is not None and not is_tracing() and (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
+            return plain(tuple(args), kwargs)
         leaves = [*jax.tree.leaves((tuple(args), kwargs)), *consts]
         if [(x.shape, str(x.dtype), jax.typeof(x).weak_type) for x in leaves] != expected:
             raise OtherCall
-        with within_mesh(mesh):
+        with on_mesh(where, plan.function):
             results = body(*leaves)
         return jax.tree.unflatten(out_tree, map(_weakened, results, program.weak_results))
 
@@ -135,12 +138,19 @@ def _weakened(x: Any, weak: bool) -> Any:
     return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
 
 
+def check_devices(plan: Plan) -> None:
+    """Raises ``PlanError`` where a plan cannot run, for its placement has no devices."""
+    if plan.placement.is_abstract:
+        raise PlanError(
+            f"{plan.placement} is abstract: a plan for it can be read and saved, but not compiled or run here. To run "
+            f"{plan.function}, give it devices: placement=sbp.placement(type, ranks), or a saved plan with "
+            "dataclasses.replace(plan, placement=...)"
+        )
+
+
 def lower_step(entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """As ``jax.jit(...).lower``, for arguments of the shapes that it was planned for."""
-    if entry.jitted is None:
-        raise PlanError(
-            f"{entry.plan.placement} is abstract: a plan for it can be read and saved, but not compiled here"
-        )
+    check_devices(entry.plan)
     args, kwargs = jax.tree.map(capture.aval, (tuple(args), kwargs))
     lowerable = entry.jitted if trace_context() == entry.context else entry.elsewhere
     try:

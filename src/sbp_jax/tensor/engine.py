@@ -20,7 +20,7 @@ import numpy as np
 from .. import boxing
 from .. import cluster as clusters
 from ..errors import PlacementError, SbpError
-from ..lower import local_function
+from ..lower import local_function, on_mesh
 from ..pieces import is_even
 from ..placement import Placement
 from ..planner import Request, inner_pins, make_plan
@@ -128,8 +128,13 @@ def _on_storages(
         body, mesh=where.mesh, in_specs=tuple(s.partition_spec for s in ins),
         out_specs=[s.partition_spec for s in outs], check_vma=False,
     )  # fmt: skip
-    mapped.__name__ = mapped.__qualname__ = name
-    return jax.jit(mapped, out_shardings=[s.sharding for s in outs])
+
+    def run(*storages: Any) -> list[Any]:
+        with on_mesh(where, name):
+            return mapped(*storages)
+
+    run.__name__ = run.__qualname__ = name
+    return jax.jit(run, out_shardings=[s.sharding for s in outs])
 
 
 def _plain(signature: Signature, where: Placement) -> Signature:

@@ -12,6 +12,8 @@ from .graph import Op as Op
 from .graph import Program as Program
 from .graph import Structured as Structured
 from .graph import Value as Value
+from .nested import is_planned_here as is_planned_here
+from .nested import planned_here as planned_here
 from .pause import without_collecting as without_collecting
 from .pin import pin as pin
 from .remat import reads_anew as reads_anew
