@@ -39,7 +39,7 @@ def test_debug_nans_names_the_op(warm: bool, donate: tuple[int, ...], lowering) 
     planned = sbp.auto_parallel(step, placement=P, donate_argnums=donate, config=config, in_sbp=pins)
     if warm:
         planned(W + 0, X)
-    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan.* in log") as caught:
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=r"nan.* in log") as caught:
         planned(W + 0, X)
     assert len(str(caught.value).splitlines()) < 5
     with jax.debug_nans(True):

@@ -19,6 +19,7 @@ def on_mesh(where: Placement, name: str) -> AbstractContextManager[Any]:
     if not around.empty and around.size != where.size:
         raise PlacementError(
             f"{name} runs on {where}, {where.size} devices, and is called inside jax.set_mesh of a mesh of "
-            f"{around.size} devices ({dict(around.shape)}): call it outside of that block, or set a mesh of as many devices"
+            f"{around.size} devices ({dict(around.shape)}): call it outside of that block, "
+            "or set a mesh of as many devices"
         )
     return within_mesh(where.mesh)
