@@ -75,6 +75,11 @@ def trace_context() -> Any:
     return _config.trace_context()
 
 
+def looks_for_nans() -> bool:
+    """Whether ``jax_debug_nans`` or ``jax_debug_infs`` is on."""
+    return bool(_config.debug_nans.value or _config.debug_infs.value)
+
+
 _numbers: dict[Any, int] = {}
 _count = itertools.count()
 _met: tuple[Any, int] = (None, -1)

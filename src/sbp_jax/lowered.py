@@ -10,7 +10,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import capture
-from ._compat import is_tracing, trace_context
+from ._compat import is_tracing, looks_for_nans, trace_context
 from .errors import PlanError
 from .lower import global_function, local_function, named_function, on_mesh
 from .planned import Plan
@@ -96,7 +96,7 @@ def lowered_step(
         if donated_names:
             *args, taken = args
             kwargs = {**kwargs, **taken}
-        if plain is not None and not is_tracing() and (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
+        if plain is not None and not is_tracing() and looks_for_nans():
             return plain(tuple(args), kwargs)
         leaves = [*jax.tree.leaves((tuple(args), kwargs)), *consts]
         if [(x.shape, str(x.dtype), jax.typeof(x).weak_type) for x in leaves] != expected:
