@@ -18,11 +18,12 @@ from .shardings import to_partition_spec
 from .trace import Program
 
 # XLA for CPUs starts all that can start by default: every gathered parameter is held from the beginning, whatever the
-# plan says. It also drops barriers, and with them rematerialisation. Compilers for accelerators do neither.
+# plan says. It also drops barriers, and with them rematerialisation. Compilers for accelerators do neither. Where it
+# makes one kernel of a small loop, it knows no barriers: that ends the process.
 _COMPILER_OPTIONS: dict[str, dict[str, bool | str]] = {
     "cpu": {
         "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-        "xla_disable_hlo_passes": "cse_barrier_expander",
+        "xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting",
     }
 }
 

@@ -7,8 +7,11 @@ import datetime
 import re
 import subprocess
 import sys
+import threading
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TextIO
@@ -24,6 +27,7 @@ _DONE = re.compile(r"^(?:fine|invalid|FAILED) (\d+)\b")
 
 def outcome(seed: int) -> str:
     """One line: "fine SEED", "invalid SEED why" or "FAILED SEED why"."""
+    warnings.simplefilter("ignore")
     try:
         check(seed)
     except Invalid as error:
@@ -40,6 +44,20 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
+_worker = threading.local()
+
+
+def _alone(seed: int) -> str:
+    """The outcome in a process of this thread's own, which a program may end."""
+    if not hasattr(_worker, "pool"):
+        _worker.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=200)
+    try:
+        return _worker.pool.submit(outcome, seed).result()
+    except BrokenProcessPool:
+        del _worker.pool
+        return f"FAILED {seed} the process died"
+
+
 def many(first: int, count: int, processes: int, log: Path | None) -> bool:
     """Run ``count`` seeds from ``first`` on, but for those that ``log`` has. Whether all were right."""
     done = _read(log)
@@ -47,8 +65,8 @@ def many(first: int, count: int, processes: int, log: Path | None) -> bool:
     start = time.perf_counter()
     print(f"{_now()} commit {_commit()}: seeds {first} to {first + count - 1}, {len(seeds)} of them to run", flush=True)
     found = collections.Counter(line.split()[0] for s, line in done.items() if first <= s < first + count)
-    with get_context("spawn").Pool(processes, maxtasksperchild=200) as pool, _opened(log) as file:
-        for k, line in enumerate(pool.imap_unordered(outcome, seeds), 1):
+    with ThreadPoolExecutor(processes) as threads, _opened(log) as file:
+        for k, line in enumerate(threads.map(_alone, seeds), 1):
             found[line.split()[0]] += 1
             if file is not None:
                 print(line, file=file, flush=True)
