@@ -1,6 +1,11 @@
 """Effects, host callbacks and randomness of a device's own: once, in ``jax.jit``'s order, for all devices."""
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,6 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import checkify, io_callback
+from jax.experimental.buffer_callback import buffer_callback
 from jax.extend.core import Primitive
 from jax.sharding import SingleDeviceSharding
 
@@ -304,6 +310,20 @@ def test_bit_generators_of_a_state_are_those_of_one_device(algorithm: Any) -> No
         assert same_everywhere(b)
 
 
+@pytest.mark.parametrize("has_side_effect", [False, True])
+def test_callbacks_into_buffers_run_once(has_side_effect: bool) -> None:
+    seen: list[Any] = []
+
+    def fill(ctx: Any, out: Any, x: Any) -> None:
+        seen.append(np.asarray(x).tolist())
+        np.asarray(out)[...] = np.asarray(x) + len(seen)
+
+    call = buffer_callback(fill, LIKE, has_side_effect=has_side_effect)
+    step = sbp.auto_parallel(lambda x: call(x) * 2, placement=MESHES["2x4"], in_sbp="S(0), B")
+    np.testing.assert_array_equal(run(step, X), (X + 1) * 2)
+    assert seen == [X.tolist()] and step.plan(X).verify().ok
+
+
 def test_the_plan_lists_and_prices_what_sends_the_result() -> None:
     def step(x: jax.Array) -> jax.Array:
         return x * io_callback(lambda: np.ones((8, 2), np.float32), LIKE)
@@ -420,3 +440,50 @@ def strange() -> Primitive:
 def test_unknown_effects_are_refused_by_name() -> None:
     with pytest.raises(sbp.SbpError, match=r"test_effects.py:\d+ .*: strange has an effect \(StrangeEffect\)"):
         sbp.plan(lambda x: strange().bind(x), X, placement=MESHES["8"])
+
+
+PROCESS = """
+import sys
+import jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+import jax.numpy as jnp, numpy as np, sbp_jax as sbp
+from jax.experimental import io_callback
+
+seen = []
+
+def note(x):
+    seen.append(float(x))
+    return np.float32(x + len(seen))
+
+def f(x):
+    def body(c, i):
+        y = io_callback(note, jax.ShapeDtypeStruct((), jnp.float32), c.sum() + i, ordered=True)
+        jax.debug.callback(lambda v: seen.append(-float(v)), i + 1, ordered=True)
+        return c + y, y
+    return jax.lax.scan(body, x, jnp.arange(3.0))
+
+where = sbp.placement("cpu", ranks=[[0, 1], [2, 3]], axis_names=("a", "b"))
+_, y = jax.block_until_ready(sbp.auto_parallel(f, placement=where)(np.arange(8, dtype=np.float32)))
+jax.effects_barrier()
+assert {tuple(np.asarray(s.data).tolist()) for s in y.addressable_shards} == {(29.0, 264.0, 2379.0)}
+print("SEEN", seen, flush=True)
+jax.distributed.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_one_process_of_several_calls() -> None:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        address = f"localhost:{s.getsockname()[1]}"
+    env = os.environ | {
+        "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": str(Path(sbp.__file__).parents[1]),
+    }  # fmt: skip
+    started = [
+        subprocess.Popen([sys.executable, "-c", PROCESS, address, str(k)], env=env, text=True, stdout=subprocess.PIPE)
+        for k in range(2)
+    ]
+    said = [p.communicate(timeout=240)[0].split("SEEN")[-1].strip() for p in started]
+    assert said == ["[28.0, -1.0, 261.0, -2.0, 2374.0, -3.0]", "[]"]

@@ -126,8 +126,8 @@ def run_once(op: OpLike, local: Local, *args: Any) -> list[Any]:
     return lax.cond(here, lambda: call(*args), lambda: [jnp.zeros(v.shape, v.dtype) for v in op.outs])
 
 
-@register("sbp.once", "io_callback", "pure_callback", "debug_callback", "debug_print", "rng_uniform", reason=REASON,
-          local=run_once)  # fmt: skip
+@register("sbp.once", "io_callback", "pure_callback", "buffer_callback", "debug_callback", "debug_print", "rng_uniform",
+          reason=REASON, local=run_once)  # fmt: skip
 def once(op: OpLike) -> Factors:
     """Operands whole, results terms: one device's, and zeros."""
     return replace(whole(op), linear=(Linear(frozenset()),), once=True)

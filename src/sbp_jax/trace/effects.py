@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .build import Tracer
 
 # Without an effect of JAX's, but not the same whenever and wherever they run.
-_IMPURE = ("pure_callback", "rng_uniform")
-_KNOWN = {"DebugEffect", "OrderedDebugEffect", "IOEffect", "OrderedIOEffect", "FfiEffect"}
+_IMPURE = ("pure_callback", "buffer_callback", "rng_uniform")
+_KNOWN = {"DebugEffect", "OrderedDebugEffect", "IOEffect", "OrderedIOEffect", "FfiEffect", "BufferCallbackEffect"}
 # The op is only not to be dropped; every device may run it.
 _HARMLESS = {"NoDCEEffect"}
 
