@@ -17,6 +17,8 @@ from ..errors import PlanError
 from ..placement import Placement
 from ..plan import PlanData
 from ..planned import Plan
+from ..planning import asked_placement
+from ..shardings import PlacementLike
 from .calls import Recipe, Signature
 from .changes import Structure, changes, plan_differences
 from .pins import Asked, PinDict, resolve
@@ -48,7 +50,7 @@ class ModuleFunction:
     def __init__(
         self,
         fn: Callable[..., Any],
-        placement: Placement | int | str | None,
+        placement: PlacementLike | int | str | None,
         config: AutoParallelConfig | None,
         plan: PlanData | None,
         sbp: PinDict | None,
@@ -64,10 +66,15 @@ class ModuleFunction:
             raise PlanError("sbp.flax.jit takes plan= or sbp=: a plan says where every variable lies")
         functools.update_wrapper(self, fn, updated=())
         self._fn, self._signature = fn, Signature.of(fn, static_argnums, static_argnames)
-        self._placement, self._config, self._plan, self._pins = placement, config, plan, sbp
+        self._placement, self._config = asked_placement(placement), config
+        self._plan, self._pins = plan, sbp
         self._functions: dict[Any, ParallelFunction] = {}
         self._structure: tuple[Any, Structure] | None = None
         self._last: ParallelFunction | None = None
+
+    def __repr__(self) -> str:
+        where = "the modules' placement" if self._placement is None else self._placement
+        return f"<{self._signature.name} run by plans on {where}: {len(self._functions)} structure(s) of objects seen>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is the first argument."""
@@ -235,7 +242,7 @@ def _with_objects(result: Any, context: Any) -> Any:
 def jit(
     fn: Callable[..., Any] | None = None,
     *,
-    placement: Placement | int | str | None = None,
+    placement: PlacementLike | int | str | None = None,
     config: AutoParallelConfig | None = None,
     plan: PlanData | None = None,
     sbp: PinDict | None = None,

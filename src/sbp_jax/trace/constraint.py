@@ -80,7 +80,7 @@ def _put(t: "Tracer", x: Atom, target: Any, info: Any) -> Atom:
     if target is None or str(target) == str(jax.memory.Space.Device):
         return x
     if isinstance(target, jax.memory.Space):
-        _refuse_memory(info, f"jax.device_put to {target}", str(target))
+        _refuse_memory(info, "jax.device_put", "pinned_host" if target is jax.memory.Space.Host else str(target))
     return _pinned(t, x, getattr(target, "sharding", target), "device_put", info)
 
 
