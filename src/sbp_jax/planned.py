@@ -12,7 +12,7 @@ from .plan import PlanData
 from .profiler import profile
 from .report import html
 from .report.explain import Explanation, Replanned, explain, find
-from .report.facts import Facts
+from .report.facts import Facts, Span
 from .report.profile import Profile, section
 from .report.text import render
 from .signature import Signature, SignatureLike, signature_for
@@ -191,4 +191,5 @@ def _facts(plan: Plan) -> Facts | None:
     return Facts(
         found.step_seconds, found.compute_seconds, found.communication_seconds, found.memory,
         dict(found.waits), faster,
+        [Span(e.track, e.name, e.start_seconds, e.seconds, e.detail, e.node, e.count) for e in found.events],
     )  # fmt: skip

@@ -7,16 +7,23 @@ import struct
 import subprocess
 import zlib
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import sbp_jax as sbp
 from report_case import line_of
+from sbp_jax.report import flow, pictures
+from sbp_jax.report.html import body
+from sbp_jax.report.layers import rows
+from sbp_jax.report.streams import streams
 
 CHROMIUM = next((p for n in ("chromium", "google-chrome", "chromium-browser") if (p := shutil.which(n))), None)
 VOID = {"meta", "input", "br", "link", "img", "hr"}
-SECTIONS = ["Where the time goes", "What is split how", "Who holds what", "Memory", "Where data moves",
-            "What would change it", "Layer by layer", "Arguments"]  # fmt: skip
+SECTIONS = ["Where the time goes", "When it happens", "What is split how", "Who holds what", "Memory",
+            "Where data moves", "What would change it", "Layer by layer", "Arguments"]  # fmt: skip
 
 
 class Checker(html.parser.HTMLParser):
@@ -175,3 +182,74 @@ def test_a_browser_draws_it(plan: sbp.Plan, tmp_path: Path, scheme: int, page: b
     bars = (b"\x2a\x6f\xc9", b"\x7f\xa9\xe0") if scheme else (b"\x5b\x9b\xf0", b"\x3c\x6c\xae")
     assert set(bars) <= drawn, "bars of forward and backward compute"
     assert {b"\x1f\x66\xc1", b"\xad\x4b\x08", b"\x6c\x3b\xb5"} <= drawn, "chips of S(0), S(1) and P"
+
+
+def resnet(p: Any, x: jax.Array) -> jax.Array:
+    """Residual blocks whose weights differ in size, so that none are alike; 18 of them, and small norms between."""
+    for k, block in enumerate(p["blocks"]):
+        h = jnp.tanh(x @ block["up"]) @ block["down"]
+        x = x + h * p["scales"][f"scale{k}"]["g"]
+    return jnp.sum(x @ p["out"]["w"])
+
+
+@pytest.fixture(scope="module")
+def deep() -> sbp.Plan:
+    f = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)  # noqa: E731
+    blocks = [{"up": f(256, 256 + 64 * k), "down": f(256 + 64 * k, 256)} for k in range(18)]
+    scales = {f"scale{k}": {"g": f(256)} for k in range(18)}
+    where = sbp.placement.abstract((4,), axis_names=("dp",), cluster="h100")
+    params = {"blocks": blocks, "scales": scales, "out": {"w": f(256, 8)}}
+
+    def step(p: Any, x: jax.Array) -> Any:
+        value, grads = jax.value_and_grad(resnet)(p, x)
+        return jax.tree.map(lambda a, b: a - b, p, grads), value
+
+    return sbp.plan(step, params, f(2048, 256), placement=where, donate_argnums=0, in_sbp=(None, "S(0)"))
+
+
+def test_the_flow_picture_leaves_no_layer_and_no_skip_out(deep: sbp.Plan) -> None:
+    layers = rows(deep)
+    shown = flow.tiles(layers)
+    wanted = [r.name for r in layers if r.parameters or r.activations]
+    assert [r.name for some in shown for r in some] == wanted and len(wanted) > 30
+    picture = flow.flow(deep, layers)
+    assert all(name in picture for name in wanted)
+    drawn = flow.edges(deep, shown)
+    far = {(a, b) for a, b in drawn if b - a != 1}
+    assert far and picture.count('class="arc"') == len(far)
+    lanes = flow.lanes(sorted(far))
+    for a, lane in lanes.items():
+        for b, other in lanes.items():
+            ends = [(min(x, *(e for s, e in far if s == x)), max(x, *(e for s, e in far if s == x))) for x in (a, b)]
+            assert a == b or lane != other or ends[0][1] <= ends[1][0] or ends[1][1] <= ends[0][0]
+
+
+def test_the_legend_has_what_the_plan_uses(plan: sbp.Plan) -> None:
+    text = flow.legend(plan)
+    assert "S(1): dimension 1 is cut" in text and "P: a sum still to be made" in text and "S(3)" not in text
+    assert "skip connection" in text
+
+    def f(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x).max()
+
+    where = sbp.placement.abstract((2,), axis_names=("dp",), cluster="h100")
+    other = sbp.plan(f, jax.ShapeDtypeStruct((4, 4, 4, 64), jnp.float32), placement=where, in_sbp=("S(3)",))
+    assert "S(3): dimension 3 is cut" in flow.legend(other) and "S(1)" not in flow.legend(other)
+
+
+def test_streams_are_drawn_over_time(plan: sbp.Plan, deep: sbp.Plan) -> None:
+    for p in (plan, deep):
+        facts = p.facts()
+        assert facts is not None
+        picture = streams(p, facts)
+        assert "compute" in picture and "node" in picture and picture in body(p, facts)
+        widths = [float(w) for w in re.findall(r'<rect x="[\d.]+" y="6.0" width="([\d.]+)"', picture)]
+        busy = sum(widths[1:]) / widths[0]
+        assert busy == pytest.approx(facts.compute_seconds / facts.step_seconds, rel=0.1)
+        assert picture.count("<rect") < 3000
+
+
+def test_bars_sum_to_the_whole(deep: sbp.Plan) -> None:
+    facts = deep.facts()
+    picture = pictures.costs(rows(deep, facts.exposed if facts else None), facts)
+    assert "smaller ones" in picture

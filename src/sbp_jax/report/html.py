@@ -11,7 +11,9 @@ from ..plan import Leaf, PlanData
 from ..signature import Signature
 from . import pictures, svg
 from .facts import Facts
+from .flow import component_css, flow, legend
 from .layers import Row, rows
+from .streams import streams
 from .style import CSS
 from .summary import Group, argument_groups, at_peak, changes, grouped, lowering, peak_text, proof
 from .units import brief_bytes, human_seconds, percent, shape_text, short_line, signed
@@ -41,7 +43,7 @@ def escape(words: object) -> str:
 
 def chips(signature: Signature) -> str:
     """A signature as coloured words."""
-    inner = "".join(f'<i class="{pictures.component_css(c)}">{escape(c)}</i>' for c in signature)
+    inner = "".join(f'<i class="{component_css(c)}">{escape(c)}</i>' for c in signature)
     return f'<span class="sig" title="({escape(signature)})">{inner}</span>'
 
 
@@ -67,7 +69,7 @@ def body(plan: PlanData, facts: Facts | None = None, measured: str = "") -> str:
     kinds = at_peak(plan)
     parts = [_head(plan, facts)]
     if layers:
-        parts += [_costs(layers, facts), measured, _flow(plan, layers), _holders(plan, layers)]
+        parts += [_costs(layers, facts), _streams(plan, facts), measured, _flow(plan, layers), _holders(plan, layers)]
     parts += [_memory(plan, facts, kinds), _moves(plan), _changes(plan, facts)]
     if layers:
         parts.append(_layers(plan, layers, facts))
@@ -144,17 +146,27 @@ def _costs(layers: Sequence[Row], facts: Facts | None) -> str:
     )
 
 
+def _streams(plan: PlanData, facts: Facts | None) -> str:
+    """What runs when, once it is simulated."""
+    picture = streams(plan, facts) if facts is not None else ""
+    if not picture:
+        return ""
+    colours = [("--compute", "", "forward"), ("--back", "", "backward"), ("--update", "", "update"),
+               ("--copy", "", "copies on a device"), ("--wait", "", "communication"),
+               ("--wait", ";opacity:.18", "compute waits")]  # fmt: skip
+    items = "".join(f'<span><s style="background:var({c}){more}"></s>{escape(w)}</span>' for c, more, w in colours)
+    return (
+        '<h2>When it happens</h2><p class="sub">The simulated step on one device: what its compute stream and each '
+        "level of links do over time. Pale: further iterations of a loop.</p>"
+        f'<div class="legend">{items}</div>{picture}'
+    )
+
+
 def _flow(plan: PlanData, layers: Sequence[Row]) -> str:
     axes = ", ".join(f"{n}={k}" for n, k in zip(plan.placement.axis_names, plan.placement.shape, strict=True))
-    legend = (
-        '<span><s class="s0"></s>S(0): rows cut</span><span><s class="s1"></s>S(1)</span><span><s class="s2"></s>S(2)'
-        '</span><span><s class="b"></s>B: whole on every device</span><span><s class="p"></s>P: a sum still to be made'
-        "</span>"
-    )
     return (
         f'<h2>What is split how</h2><p class="sub">Parameters (left) and what matrix products make (right), one '
-        f"component for each mesh axis, outermost first: {escape(axes)}.</p>"
-        f'<div class="legend">{legend}</div>{pictures.flow(plan, layers)}'
+        f"component for each mesh axis, outermost first: {escape(axes)}.</p>{legend(plan)}{flow(plan, layers)}"
     )
 
 

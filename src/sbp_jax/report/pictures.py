@@ -1,14 +1,13 @@
-"""The pictures of a plan's report: cost by layer, the layers coloured by signature, memory over the step."""
+"""The pictures of a plan's report: cost by layer, memory over the step."""
 
 from collections.abc import Sequence
 
 from ..plan import PlanData
-from ..signature import Broadcast, Partial, Signature, Split
 from . import svg
 from .facts import Facts
 from .layers import Row
 from .summary import ByKind
-from .units import brief, brief_bytes, human_seconds, percent, shape_text
+from .units import brief_bytes, human_seconds, percent
 
 _MOST_ROWS = 18
 _POINTS = 360
@@ -22,8 +21,12 @@ def important(layers: Sequence[Row], most: int = _MOST_ROWS) -> list[Row]:
 
 
 def costs(layers: Sequence[Row], facts: Facts | None) -> str:
-    """A bar for each layer: compute by phase, then what is waited for; the outline is all of its boxing."""
+    """A bar for each layer: compute by phase, then what is waited for; the outline is all of its boxing. Those that
+    matter little are one."""
     shown = important(layers)
+    rest = [r for r in layers if r not in shown and r.compute_seconds + r.boxing_seconds]
+    if rest:
+        shown.append(_together(rest))
     left, right, high, step = 210.0, 150.0, 26.0, 15.0
     width = 960.0
     most = max([r.compute_seconds + max(r.exposed_seconds, r.boxing_seconds) for r in shown], default=0.0) or 1.0
@@ -57,98 +60,15 @@ def costs(layers: Sequence[Row], facts: Facts | None) -> str:
     return svg.image(width, 10 + high * len(shown), label, "".join(parts))
 
 
-def component_css(c: object) -> str:
-    """The class that colours one component."""
-    return f"s{min(c.dim, 4)}" if isinstance(c, Split) else "p" if isinstance(c, Partial) else "b"
-
-
-def _chips(x: float, y: float, signature: Signature, title: str) -> tuple[str, float]:
-    parts: list[str] = []
-    for c in signature:
-        words = str(c)
-        w = 7.0 * len(words) + 7
-        css = component_css(c)
-        parts.append(svg.rect(x, y, w, 16, css=css, radius=3, title=title))
-        over = "b" if isinstance(c, Broadcast) else "on"
-        parts.append(svg.text(x + w / 2, y + 11.7, words, size=11, css=f"mono {over}", anchor="middle"))
-        x += w + 2
-    return "".join(parts), x
-
-
-def flow(plan: PlanData, layers: Sequence[Row]) -> str:
-    """The layers in the order they run, parameters and what is made coloured by signature, arrows where data goes."""
-    shown = [r for r in important(layers, 14) if r.parameters or r.activations]
-    left, width, y = 70.0, 960.0, 8.0
-    parts: list[str] = []
-    middles: list[tuple[float, float]] = []
-    for r in shown:
-        ordered = sorted(r.parameters, key=lambda leaf: -len(leaf.shape))[:4]
-        made = r.activations[:4]
-        lines = max(1, len(ordered), len(made))
-        height = 20.0 + 20 * lines
-        parts.append(svg.rect(left, y, width - left - 30, height, css="tile", radius=7))
-        parts.append(svg.text(left + 12, y + 21, svg.shorten(r.name, 27), size=13))
-        if r.count > 1:
-            parts.append(svg.text(left + 12, y + 38, f"{r.count} layers alike", size=11, css="dim"))
-        for k, leaf in enumerate(ordered):
-            at = y + 10 + 20 * k
-            name = leaf.path.rpartition("/")[2]
-            title = f"{name} {shape_text(leaf.shape, leaf.dtype)} is held as ({leaf.signature})"
-            chips, end = _chips(left + 222, at, leaf.signature, title)
-            parts += [chips, svg.text(end + 6, at + 12, f"{svg.shorten(name, 14)} {shape_text(leaf.shape)}", size=11)]
-        for k, a in enumerate(made):
-            at = y + 10 + 20 * k
-            title = f"{a.op} at {a.source} makes {shape_text(a.shape, a.dtype)} as ({a.signature})"
-            chips, end = _chips(left + 548, at, a.signature, title)
-            parts += [chips, svg.text(end + 6, at + 12, svg.shorten(f"{shape_text(a.shape)} {a.op}", 34), size=11)]
-        middles.append((y, y + height))
-        y += height + 22
-    edges, edge = _edges(plan, shown), width - 30
-    for k, (top, bottom) in enumerate(middles):
-        if k + 1 < len(middles):
-            x = left + 40
-            css = "flow" if (k, k + 1) in edges else "arc"
-            parts.append(svg.line(x, bottom, x, bottom + 16, css=css))
-            parts.append(svg.path([(x - 4, bottom + 14), (x + 4, bottom + 14)], "head", [(x, bottom + 21)]))
-        if shown[k].count > 1:  # the layer after the last is the next of its kind
-            parts.append(
-                f'<path class="flow" d="M{edge},{bottom - 12:.0f}H{edge + 16}V{top + 14:.0f}H{edge + 5}"/>'
-                f'<path class="head" d="M{edge + 7},{top + 10:.0f}V{top + 18:.0f}L{edge},{top + 14:.0f}Z"/>'
-            )
-    far = sorted((b - a, a, b) for a, b in edges if b - a > 1)[:8]
-    for lane, (_, a, b) in enumerate(far):
-        x = left - 10 - 7 * lane
-        (a0, a1), (b0, b1) = middles[a], middles[b]
-        parts.append(
-            f'<path class="arc" d="M{left},{(a0 + a1) / 2 + 4:.0f}H{x}V{(b0 + b1) / 2 - 4:.0f}H{left - 4}"><title>'
-            f"{shown[a].name} to {shown[b].name}</title></path>"
-        )
-    label = "Layers in the order they run: " + "; ".join(
-        f"{r.title} holds {', '.join(brief(p.signature) for p in r.parameters[:4]) or 'no parameters'} and makes "
-        f"{', '.join(brief(a.signature) for a in r.activations[:4]) or 'nothing large'}"
-        for r in shown
-    )
-    return svg.image(width, max(20.0, y - 14), label, "".join(parts), "full")
-
-
-def _edges(plan: PlanData, shown: Sequence[Row]) -> set[tuple[int, int]]:
-    """Pairs of shown layers, the first of which makes arrays that the second reads going forward."""
-    spots, decisions = plan.insight.spots, plan.insight.decisions
-    row = {layer: k for k, r in enumerate(shown) for layer in r.layers}
-
-    def rows_of(k: int) -> set[int]:
-        return {row[s.layer] for s in (spots[i] for i, _ in decisions[k].spots)
-                if s.phase == "forward" and s.layer in row}  # fmt: skip
-
-    return {
-        (a, b)
-        for k, d in enumerate(decisions)
-        for maker in d.made_by
-        if not decisions[maker].name and decisions[maker].shape
-        for a in rows_of(maker)
-        for b in rows_of(k)
-        if a < b
-    }
+def _together(rows: Sequence[Row]) -> Row:
+    """Several rows as one."""
+    one = Row(f"{len(rows)} smaller ones", [])
+    for r in rows:
+        for phase in r.compute:
+            one.compute[phase] += r.compute[phase]
+            one.boxing[phase] += r.boxing[phase]
+        one.exposed_seconds += r.exposed_seconds
+    return one
 
 
 def memory(plan: PlanData, facts: Facts | None, kinds: Sequence[ByKind]) -> str:

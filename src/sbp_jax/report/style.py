@@ -49,6 +49,7 @@ color:#fff}}
 .sbp summary{{cursor:pointer;color:var(--dim)}}
 .sbp summary:hover,.sbp summary:focus{{color:var(--ink)}}
 .sbp svg.full{{width:100%}}.sbp svg{{max-width:100%;height:auto;display:block}}
+.sbp svg.inline{{display:inline;vertical-align:-3px}}
 .sbp svg text{{fill:var(--ink);font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}}
 .sbp svg text.dim{{fill:var(--dim)}}.sbp svg text.part{{fill:var(--ink);font-weight:700}}
 .sbp svg text.mono{{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}}
@@ -57,7 +58,9 @@ color:#fff}}
 .sbp .held{{fill:color-mix(in oklab,#2a6fc9,#d9661f calc(var(--k)*100%))}}
 .sbp .partial{{fill-opacity:.45;stroke:var(--ink);stroke-dasharray:3 2}}
 .sbp .compute{{fill:var(--compute)}}.sbp .back{{fill:var(--back)}}.sbp .update{{fill:var(--update)}}
-.sbp .wait{{fill:var(--wait)}}.sbp .hidden{{fill:none;stroke:var(--wait);stroke-width:1.5}}
+.sbp .link{{fill:var(--wait)}}.sbp .copy{{fill:var(--copy)}}.sbp .faint{{fill-opacity:.35}}
+.sbp .wait.faint{{fill-opacity:.18}}.sbp .wait{{fill:var(--wait)}}
+.sbp .hidden{{fill:none;stroke:var(--wait);stroke-width:1.5}}
 .sbp .axis{{stroke:var(--line)}}.sbp .flow{{stroke:var(--dim);fill:none;stroke-width:1.5}}
 .sbp .arc{{stroke:var(--dim);fill:none;stroke-dasharray:4 3}}.sbp .head{{fill:var(--dim)}}
 .sbp .area{{fill:var(--area)}}.sbp .curve{{stroke:var(--compute);fill:none;stroke-width:1.8}}

@@ -11,6 +11,11 @@ def fragment(body: str) -> str:
     return f'<style>{CSS}</style><div class="sbp">{body}</div>'
 
 
+def escape(words: object) -> str:
+    """Text for SVG and HTML."""
+    return html.escape(str(words))
+
+
 def image(width: float, height: float, label: str, body: str, css: str = "") -> str:
     """An SVG that scales down with its page. ``label`` is its name for those who do not see it."""
     name = html.escape(label, quote=True)
