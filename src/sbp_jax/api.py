@@ -23,13 +23,14 @@ from .lowered import LoweredStep, NamedStep, OtherCall, check_devices, lower_ste
 from .path_pins import PinDict
 from .placement import Placement, placement
 from .plan import PlanData
+from .plan_cache import read_or_make
 from .planned import Plan
-from .planner import Request, best_of, candidates, compare_with_padding, make_plan, plan_to_fit
+from .planner import PinError, Request, best_of, candidates, compare_with_padding, make_plan, plan_to_fit
 from .planning import asked_placement, request_for
 from .progress import Progress
 from .shardings import PlacementLike
 from .signature import Signature
-from .trace import fingerprint, is_planned_here, recompute
+from .trace import Program, fingerprint, is_planned_here, recompute
 
 _REPLAN_WARNING = 4
 
@@ -205,12 +206,16 @@ class ParallelFunction:
                 def plan_on(where: Placement) -> PlanData:
                     return plan_to_fit(program, request_on(where), self._name)
 
+                def search() -> PlanData:
+                    found = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
+                    compare_with_padding(
+                        program, found, request_on(found.placement), lambda p, asked: plan_to_fit(p, asked, self._name)
+                    )
+                    found.options = self._config.plan_options()
+                    return found
+
                 places = self._places()
-                data = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
-                compare_with_padding(
-                    program, data, request_on(data.placement), lambda p, asked: plan_to_fit(p, asked, self._name)
-                )
-                data.options = self._config.plan_options()
+                data = search() if self._config.cache is None else self._cached(program, places, request_on, search)
             self._plans[same] = data
         origin = range(len(program.nodes))
         if data.recomputed is not None:
@@ -242,7 +247,35 @@ class ParallelFunction:
                 return replace(make_plan(final, request, self._name), lowering=plan.lowering)
 
             plan.again = again
+            if "from_cache" in data.statistics:
+                same_call = self._of_shapes(call)
+                plan.anew = lambda: self._without_cache(data.placement)._entry(same_call).plan
         return entry
+
+    def _cached(
+        self, program: Program, places: Sequence[Placement], request_on: Callable[[Placement], Request],
+        search: Callable[[], PlanData],
+    ) -> PlanData:  # fmt: skip
+        """The plan that the cache has for this program and all that is asked, or the one that ``search`` finds."""
+        requests = []
+        for where in places:
+            try:
+                requests.append(request_on(where))
+            except PinError:  # of several meshes, one that the pins do not fit is passed over
+                if len(places) == 1:
+                    raise
+        return read_or_make(program, requests, self._config, self._name, search)
+
+    def _without_cache(self, where: Placement) -> "ParallelFunction":
+        config = replace(self._config, cache=None)
+        return ParallelFunction(
+            self._fn, where, config, self._roles, self._in_sbp, self._out_sbp, self._pins, self._given
+        )
+
+    def _of_shapes(self, call: Call) -> Call:
+        """A call that keeps no arrays alive."""
+        args = [x if i in call.static else jax.tree.map(capture.aval, x) for i, x in enumerate(call.args)]
+        return replace(call, args=tuple(args), kwargs=jax.tree.map(capture.aval, call.kwargs))
 
     def _places(self) -> list[Placement]:
         """The placements to plan for; the first plan decides among them for good."""

@@ -69,6 +69,10 @@ class AutoParallelConfig:
             nothing, and ``plan.verify`` checks it. "gspmd": the plan's signatures as sharding constraints, and XLA's
             partitioner chooses the collectives between them; partial values stay explicit. There ``plan.verify``
             reports what XLA added and left out.
+        cache: a folder (made for you alone, if it is not there) in which plans are kept, and found again by any process
+            that asks the same: the same program by its fingerprint, placement, hardware, pins and options, the same
+            versions. A plan that was found says so in its notes and in ``statistics["from_cache"]``; a damaged entry is
+            made anew, with a note. None: no plan is kept.
         grad_accumulation, pipeline: see the architecture; not built yet.
     """
 
@@ -89,6 +93,7 @@ class AutoParallelConfig:
     grad_accumulation: int = 1
     remat: Literal["auto"] | None = None
     lowering: Lowering = "manual"
+    cache: str | Path | None = None
     pipeline: Any = None
 
     def plan_options(self) -> dict[str, Any]:
@@ -112,6 +117,8 @@ class AutoParallelConfig:
                 f"lowering is 'manual' (explicit collectives) or 'gspmd' (sharding constraints for XLA's partitioner); "
                 f"got {self.lowering!r}"
             )
+        if self.cache is not None and not (isinstance(self.cache, str | Path) and str(self.cache)):
+            raise PlanError(f"cache is a folder, a str or a pathlib.Path; got {self.cache!r}")
         if self.pad and self.lowering == "gspmd":
             raise PlanError(
                 "pad=True makes pieces of different lengths, which sharding constraints cannot say: use "

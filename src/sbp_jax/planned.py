@@ -30,6 +30,8 @@ class Plan(PlanData):
     compile: Callable[[], Any] | None = None
     # Plans once more, with signatures forced on the results of some nodes.
     again: Callable[[Mapping[int, Signature]], PlanData] | None = None
+    # The same plan made by a search, where it came from a cache of plans.
+    anew: Callable[[], "Plan"] | None = None
     # The step compiled with names, to be profiled; a call's arguments as the step takes them, by position and by name,
     # and what is done to them before.
     named_step: Callable[[], Any] | None = None
@@ -86,6 +88,8 @@ class Plan(PlanData):
                 f"{what!r} means {len(numbers)} decisions ({lines}): an alternative is of one. Ask for the path of an "
                 "argument, or for a line on which there is one op"
             )
+        if self.anew is not None and not self.insight.members:
+            return self.anew().explain(what, alternative)
         if self.again is None or not self.insight.members:
             raise PlanError(
                 "this plan was loaded from a file, or made elsewhere, and cannot plan again: make it with sbp.plan in "

@@ -5,6 +5,7 @@ from .indivisible import compare_with_padding as compare_with_padding
 from .make import make_plan as make_plan
 from .meshes import best_of as best_of
 from .meshes import candidates as candidates
+from .pins import PinError as PinError
 from .pins import Pins as Pins
 from .pins import inner_pins as inner_pins
 from .pins import pin_allows as pin_allows

@@ -2,6 +2,7 @@
 
 from .build import build as build
 from .build import handled as handled
+from .canonical import canonical_text as canonical_text
 from .constraint import Constraint as Constraint
 from .constraint import constraint_of as constraint_of
 from .fingerprint import fingerprint as fingerprint

@@ -26,6 +26,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|(?<=[=( ])0x[0-9a-fA-F]{6,}")
 _SOURCE_INFO = {"DebugInfo", "SourceInfo", "NameAndSrcInfo", "Traceback"}
 
 
+def canonical_text(x: Any) -> str:
+    """Any value as text that is the same in every process."""
+    return Canonical()(x)
+
+
 class Canonical:
     """Writes parameters as text. One for a whole program, which remembers jaxprs and dtypes."""
 
