@@ -31,7 +31,7 @@ def step(w, x):
     return w - 0.1 * g, loss
 
 
-def planned(folder: Path | None, fn: Any = step, where: Any = None, pins: Any = None, **options: Any) -> Any:
+def planned(folder: Path | str | None, fn: Any = step, where: Any = None, pins: Any = None, **options: Any) -> Any:
     config = sbp.AutoParallelConfig(cache=folder, **options)
     return sbp.auto_parallel(fn, placement=where or place(2, 4), config=config, donate_argnums=0, in_sbp=pins)
 
