@@ -1,5 +1,7 @@
 """plan.profile: a step run under the profiler, measured seconds by layer that sum to the whole."""
 
+import copy
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,10 @@ def test_rows_sum_to_the_measured_step(lowering: Any, tmp_path: Path) -> None:
     plan.to_html(tmp_path / "plan.html")
     assert "<h2>Measured</h2>" in (tmp_path / "plan.html").read_text()
     plan.verify()
+    # A plan that was profiled is data as before.
+    again = pickle.loads(pickle.dumps(plan))
+    assert again.inputs == plan.inputs and "<h2>Measured</h2>" in again._repr_html_()
+    assert copy.deepcopy(plan).profile(params, x, repetitions=1).repetitions == 1
 
 
 def test_what_cannot_be_profiled(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ class ParallelFunction:
         def named() -> NamedStep:
             return NamedStep(lowered_step(program, plan, shapes, out_tree, *donated, is_named=True), shapes, *donated)
 
-        plan.named_step = named
+        plan.named_step = functools.cache(named)
         plan.taken_apart = self._taken_apart
         if self._given is None:
             final = program

@@ -32,8 +32,8 @@ class Plan(PlanData):
     again: Callable[[Mapping[int, Signature]], PlanData] | None = None
     # The same plan made by a search, where it came from a cache of plans.
     anew: Callable[[], "Plan"] | None = None
-    # The step compiled with names, to be profiled; a call's arguments as the step takes them, by position and by name,
-    # and what is done to them before.
+    # The step compiled with names, once, to be profiled; a call's arguments as the step takes them, by position and by
+    # name, and what is done to them before.
     named_step: Callable[[], Any] | None = None
     taken_apart: Callable[[Sequence[Any], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     prepare: Callable[..., tuple[Any, ...]] | None = None
@@ -44,7 +44,6 @@ class Plan(PlanData):
         return cls(**{k: getattr(data, k) for k in PlanData.__dataclass_fields__}, compile=compile)
 
     _facts: "Facts | bool | None" = field(default=False, init=False, repr=False, compare=False)
-    _named: Any = field(default=None, init=False, repr=False, compare=False)
     _profile: Profile | None = field(default=None, init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -143,9 +142,7 @@ class Plan(PlanData):
             raise PlanError(f"the plan of {self.function} predicts nothing to compare with: it has no timeline")
         if self.prepare is not None:
             args, kwargs = self.prepare(*args, **kwargs), {}
-        if self._named is None:
-            self._named = self.named_step()
-        step = self._named
+        step = self.named_step()
         leaves = step.placed(*self.taken_apart(args, kwargs))
         self._profile = profile(self, step.text, lambda: step.fresh(leaves), step.run, facts, repetitions)
         return self._profile
