@@ -188,8 +188,9 @@ class ParallelFunction:
             def request_on(where: Placement) -> Request:
                 pins = {}
                 if not self._config.ignore_user_sbp:
+                    padded = self._config.pad or (self._given is not None and bool(self._given.options.get("pad")))
                     pins = capture.pins(
-                        traced, where, self._in_sbp, self._out_sbp, in_tree, out_shape, self._config.pad, self._pins,
+                        traced, where, self._in_sbp, self._out_sbp, in_tree, out_shape, padded, self._pins,
                         self._roles.names(call), not self._config.zero_stage,
                     )  # fmt: skip
                 return request_for(where, self._config, pins, progress)

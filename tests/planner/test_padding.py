@@ -94,7 +94,9 @@ def test_a_pin_inside_may_ask_for_padded_pieces() -> None:
         return jnp.tanh(to_global(x * 2, sbp.split(0))).sum(0)
 
     x = normal(0, 30, 8)
-    assert (30, 8) in padded(check(f, (x,), {"placement": devices(8), "config": PAD}))
+    plan = check(f, (x,), {"placement": devices(8), "config": PAD})
+    assert (30, 8) in padded(plan)
+    np.testing.assert_allclose(sbp.auto_parallel(f, plan=sbp.Plan.from_json(plan.to_json()))(x), f(x), rtol=1e-5)
     with pytest.raises(sbp.SbpError, match="30 is not a multiple of 8"):
         sbp.plan(f, x, placement=devices(8))
 
