@@ -18,7 +18,7 @@ from ..boxing import Step
 from ..errors import PlanError
 from ..pieces import is_even, stored_shape
 from ..plan import Boxing, PlanData
-from ..rules import Local, lookup, mask_reduced, whole
+from ..rules import Local, is_padded, lookup, mask_reduced, whole
 from ..rules.widen import B, Code, signature_of, strategies
 from ..signature import Partial, Signature, Split, broadcast
 from ..trace import Atom, Graph, Lit, Op, Program, Structured, Value
@@ -161,14 +161,13 @@ class Emitter:
     ) -> Sequence[Any]:
         """Run one op on local pieces."""
         rule, p = lookup(op.name), self.placement
-        if rule is not None:
-            local = Local(
-                p.axis_names, p.shape, tuple(map(_code, ins)), tuple(map(_code, outs)),
-                tuple(jnp.shape(x) for x in arguments),
-                tuple(stored_shape(v.shape, s, p.shape) for v, s in zip(op.outs, outs, strict=True)),
-                p.flat_ranks,
-            )  # fmt: skip
-            arguments = mask_reduced(op, rule.factors(op), local, arguments)
+        codes, shapes = tuple(map(_code, ins)), tuple([x.shape for x in arguments])
+        padded = any(is_padded(*piece, p.shape) for piece in zip(shapes, [x.shape for x in op.ins], codes, strict=True))
+        if rule is not None and (padded or rule.local is not None):
+            stored = tuple(stored_shape(v.shape, s, p.shape) for v, s in zip(op.outs, outs, strict=True))
+            local = Local(p.axis_names, p.shape, codes, tuple(map(_code, outs)), shapes, stored, p.flat_ranks)
+            if padded:
+                arguments = mask_reduced(op, rule.factors(op), local, arguments)
             if rule.local is not None:
                 y = rule.local(op, local, *arguments)
                 return y if isinstance(y, list | tuple) else [y]

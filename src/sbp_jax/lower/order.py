@@ -47,6 +47,8 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False) -> dict[int, Wait]:
     def is_kernel(op: Op | Structured) -> bool:
         return isinstance(op, Structured) or (_is_kernel(op) and not is_free(op))
 
+    if not any(_is_large(op) and is_kernel(op) for op in graph.ops):
+        return {}
     need, last, readers = _reads(graph, is_kernel)
     behind: dict[int, frozenset[int]] = {}  # where a value's bytes are: in itself, or in what its one reader computes
     found: dict[int, Wait] = {}

@@ -5,6 +5,7 @@ from .base import Factors as Factors
 from .base import Linear as Linear
 from .base import Local as Local
 from .base import Rule as Rule
+from .base import is_padded as is_padded
 from .base import lookup as lookup
 from .base import names as names
 from .base import register as register

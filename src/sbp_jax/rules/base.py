@@ -171,9 +171,7 @@ class Local:
 
     def is_padded(self, operand: int, shape: Sequence[int]) -> bool:
         """Whether devices store an operand, ``shape`` as a whole, with padding at the end of some of their pieces."""
-        code, stored = self.in_codes[operand], self.in_shapes[operand]
-        cuts = [math.prod(n for n, c in zip(self.axis_sizes, code, strict=True) if c == d) for d in range(len(shape))]
-        return any(n * parts != whole for n, parts, whole in zip(stored, cuts, shape, strict=True))
+        return is_padded(self.in_shapes[operand], shape, self.in_codes[operand], self.axis_sizes)
 
     def is_split(self, code: Sequence[int], dim: int) -> bool:
         """Whether any mesh axis splits ``dim``."""
@@ -183,6 +181,14 @@ class Local:
         """Whether this device is the first along every mesh axis that splits ``dim``."""
         here = [self.index(a) == 0 for a, component in enumerate(code) if component == dim]
         return functools.reduce(operator.and_, here, True)
+
+
+def is_padded(stored: Sequence[int], shape: Sequence[int], code: Sequence[int], axis_sizes: Sequence[int]) -> bool:
+    """Whether devices store pieces (``stored``) of a value (``shape``) with padding at the end of some of them."""
+    if tuple(stored) == tuple(shape):
+        return False
+    cuts = [math.prod(n for n, c in zip(axis_sizes, code, strict=True) if c == d) for d in range(len(shape))]
+    return any(n * parts != whole for n, parts, whole in zip(stored, cuts, shape, strict=True))
 
 
 FactorRule = Callable[[OpLike], Factors]
@@ -254,6 +260,7 @@ def fit_types(op: OpLike, factors: Factors) -> Factors:
     return factors if len(kept) == len(factors.linear) else replace(factors, linear=kept)
 
 
+@functools.lru_cache(maxsize=1024)
 def is_a(dtype: Any, kind: Any) -> bool:
     """Whether a dtype is of a kind, JAX's own dtypes (bfloat16, keys) included."""
     return bool(jnp.issubdtype(dtype, kind))

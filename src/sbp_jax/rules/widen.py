@@ -9,8 +9,10 @@ A signature is a tuple of ints here, a *code*: ``d >= 0`` for ``S(d)``, negative
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from ..signature import Broadcast, Component, Partial, ReduceOp, Signature, Split, broadcast
 from .base import Factors
@@ -45,7 +47,6 @@ class Strategy:
     share: float
 
 
-@functools.lru_cache(maxsize=4096)
 def strategies(
     factors: Factors, axis_sizes: tuple[int, ...], linear: tuple[bool, ...], uneven: bool = False
 ) -> tuple[Strategy, ...]:
@@ -53,10 +54,30 @@ def strategies(
 
     ``uneven``: whether a factor that makes up whole dims may be cut into pieces of different lengths.
     """
+    f, uneven, sizes = factors, uneven and not factors.even, factors.sizes
+    if not uneven:  # then of sizes only what divides them matters: shapes never seen before are known all the same
+        devices = math.prod(axis_sizes)
+        sizes = tuple([_divisors(n, devices) for n in sizes])
+    parts = f.ins, f.outs, sizes, f.blocked, f.reduced, f.linear, f.addends
+    return _strategies(parts, f.even, f.once, axis_sizes, linear, uneven)
+
+
+def _divisors(size: int, devices: int) -> int:
+    """A size that is divided by just those parts of ``devices`` that divide ``size``, and is used up when it is."""
+    common = math.gcd(size, devices)
+    return size if common == size or not size else common * (devices + 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _strategies(
+    parts: tuple[Any, ...], even: bool, once: bool, axis_sizes: tuple[int, ...], linear: tuple[bool, ...], uneven: bool
+) -> tuple[Strategy, ...]:
+    """The same, by the parts of a factor map: a map made of them would have to be made for every look."""
+    factors = Factors(*parts, even=even, once=once)
     reduced = dict(factors.reduced)
     free = [f for f in range(len(factors.sizes)) if f not in factors.blocked]
     passes = [item for item, useful in zip(factors.linear, linear, strict=True) if useful]
-    ragged = _alone(factors) if uneven and not factors.even else frozenset()
+    ragged = _alone(factors) if uneven else frozenset()
     nothing = [] if factors.once else [None]
     per_axis: list[list[object]] = [
         [None] if n == 1 else [*nothing, *(f for f in free if _can_cut(factors.sizes[f], n, f in ragged)), *passes]
