@@ -2,7 +2,7 @@
 
     python benchmarks/lowerings.py                     # the zoo's tiny models, on 2x4 and 8x1
     python benchmarks/lowerings.py --quick             # two of them on 2x4
-    python benchmarks/lowerings.py --models moe --show
+    python benchmarks/lowerings.py --models moe --mesh 2x4 --show
 
 Each step is planned once and compiled three times for 8 simulated CPU devices: "manual" and "gspmd" are
 ``AutoParallelConfig(lowering=...)``, "jit" is plain ``jax.jit`` with ``plan.shardings()``, where XLA's partitioner
@@ -112,13 +112,17 @@ def main() -> int:
     """Print the table; 1 where losses differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", help="those whose names begin with one of these, with commas between")
+    parser.add_argument("--mesh", help=f"one of {', '.join('x'.join(map(str, m)) for m in MESHES)}, or another of 8")
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} on 2x4")
     parser.add_argument("--show", action="store_true", help="list what differs from the plan")
     args = parser.parse_args()
     begins = tuple(args.models.split(",")) if args.models else ("",)
     names = [name for name in (QUICK if args.quick else MODELS) if name.startswith(begins)]
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
-    same = [measure(name, mesh, args.show) for mesh in (MESHES[:1] if args.quick else MESHES) for name in names]
+    meshes = MESHES[:1] if args.quick else MESHES
+    if args.mesh:
+        meshes = (tuple(map(int, args.mesh.split("x"))),)
+    same = [measure(name, mesh, args.show) for mesh in meshes for name in names]
     print("every program has the same losses" if all(same) else "losses differ")
     return int(not all(same))
 

@@ -17,6 +17,7 @@ SUBJECTS = {
     "solvers": "Search methods and fixed strategies, on one cost model",
     "planning_time": "Seconds and memory that planning takes",
     "fidelity": "The compiled program against the plan",
+    "lowerings": "One plan in three programs: explicit, as constraints, shardings alone",
     "memory": "Memory, against XLA's own figures",
     "megatron": "The simulator, against published runs",
     "calibration": "A calibrated cluster",
