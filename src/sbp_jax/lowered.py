@@ -28,6 +28,9 @@ _COMPILER_OPTIONS: dict[str, dict[str, bool | str]] = {
 }
 
 
+_WIDE = {"float64", "int64", "uint64", "complex128"}
+
+
 class OtherCall(Exception):
     """The jitted step was handed arguments, or runs under settings of JAX, that it was not made for."""
 
@@ -152,9 +155,13 @@ def check_devices(plan: Plan) -> None:
 def lower_step(entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """As ``jax.jit(...).lower``, for arguments of the shapes that it was planned for."""
     check_devices(entry.plan)
-    args, kwargs = jax.tree.map(capture.aval, (tuple(args), kwargs))
-    lowerable = entry.jitted if trace_context() == entry.context else entry.elsewhere
+    same = trace_context() == entry.context
+    lowerable = entry.jitted if same else entry.elsewhere
     try:
+        narrow = str(jax.dtypes.canonicalize_dtype("float64")) != "float64"
+        if not same and narrow and any(str(leaf.dtype) in _WIDE for leaf in entry.plan.inputs):
+            raise OtherCall
+        args, kwargs = jax.tree.map(capture.aval, (tuple(args), kwargs))
         return lowerable.lower(*entry.arguments(args, kwargs))
     except OtherCall:
         raise PlanError(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fingerprint_case import Held, Pair, Tag, X, all_of_them, called_back, of, scanned, tagged
+from fingerprint_case import Held, Pair, Tag, X, all_of_them, host, of, scanned, tagged
 from jax import lax
 
 from sbp_jax import capture
@@ -21,6 +21,10 @@ from sbp_jax.trace import fingerprint
 INDEX = jnp.array([[0], [3]])
 WEAK = jax.ShapeDtypeStruct((), jnp.float32, weak_type=True)
 STRONG = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def holding(number: float):
+    return lambda x: tagged(x, f=functools.partial(host, add=number))
 
 
 def gathered(x, mode):
@@ -61,8 +65,8 @@ def test_it_is_the_same_in_another_process() -> None:
         (lambda x: lax.fori_loop(0, 3, lambda _, c: c * x, x), lambda x: lax.fori_loop(0, 4, lambda _, c: c * x, x)),
         (lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), lambda x: lax.cond(x[0, 0] > 0, jnp.cos, jnp.sin, x)),
         (scanned, functools.partial(scanned, by=3.0)),
-        (called_back, functools.partial(called_back, add=2.0)),
-        (lambda x: jax.pure_callback(lambda y: y + 1, X, x), lambda x: jax.pure_callback(lambda y: y + 2, X, x)),
+        (holding(1.0), holding(2.0)),
+        (lambda x: tagged(x, f=lambda y: y + 1), lambda x: tagged(x, f=lambda y: y + 2)),
         (lambda x: tagged(x, tag=Tag("a")), lambda x: tagged(x, tag=Tag("b"))),
         (lambda x: tagged(x, tag=1), lambda x: tagged(x, tag=True)),
         (lambda x: tagged(x, tag=1), lambda x: tagged(x, tag=1.0)),

@@ -131,7 +131,9 @@ class Canonical:
         if dataclasses.is_dataclass(x):
             found = [(f.name, self(getattr(x, f.name, None))) for f in dataclasses.fields(x) if f.compare]
             return f"{name}{found}"
-        if kind.__module__.split(".")[0] not in ("jax", "jaxlib") and kind.__eq__ is not object.__eq__:
+        # Of JAX's own, those that hold users' functions: others keep caches, or say all in their repr.
+        is_jaxs = kind.__module__.split(".")[0] in ("jax", "jaxlib")
+        if kind.__eq__ is not object.__eq__ and (callable(x) or not is_jaxs):
             return f"{name}{self._attributes(x)}"
         return f"{name} {_ADDRESS.sub('', repr(x))}"
 
@@ -171,7 +173,8 @@ class Canonical:
         slots: Sequence[str] = [s for c in type(x).__mro__ for s in _names(getattr(c, "__slots__", ()))]
         found = {s: getattr(x, s) for s in slots if hasattr(x, s) and s not in ("__dict__", "__weakref__")}
         found |= getattr(x, "__dict__", {})
-        return sorted((k, self(v)) for k, v in found.items())
+        # A hash that is kept is another one in every process.
+        return sorted((k, self(v)) for k, v in found.items() if "hash" not in k)
 
 
 def jex_jaxpr(x: Any) -> Any:
