@@ -13,9 +13,11 @@ WORKERS ?= 2
 ARGS   ?=
 EXAMPLES ?= 500
 PROGRAMS ?= 5000
+FIRST ?= 100000
+COUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soundness soundness-programs rules lint format docs notebooks bench results clean
+.PHONY: help setup demo test test-all soundness soundness-programs programs rules lint format docs notebooks bench results clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +46,9 @@ soundness: $(STAMP) soundness-programs ## rules on many random ops, and thousand
 
 soundness-programs: $(STAMP) ## thousands of random programs against plain JAX; options: PROGRAMS=20000
 	SBP_PROGRAMS=$(PROGRAMS) $(BIN)/python -m pytest -n $(WORKERS) tests/test_random_programs.py $(ARGS)
+
+programs: $(STAMP) ## random programs from seed FIRST on, one failing seed a line; goes on where it stopped; options: FIRST=100000 COUNT=10000
+	$(BIN)/python tests/random_programs.py --from $(FIRST) --count $(COUNT) --processes $(WORKERS) --log out/programs.txt
 
 rules: $(STAMP) ## write docs/rules.md anew, with the strategies counted
 	$(BIN)/python docs/rules_table.py --count

@@ -25,6 +25,7 @@ SUBJECTS = {
     "eager": "Eager operations on global tensors",
     "gpu": "On a GPU",
     "report": "A plan of 96 layers as HTML",
+    "random_programs": "Random programs, against plain JAX",
     "new_user": "A new user's path",
 }
 

@@ -85,7 +85,10 @@ def _read(log: Path | None) -> dict[int, str]:
 
 
 def _opened(log: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:
-    return contextlib.nullcontext() if log is None else log.open("a")
+    if log is None:
+        return contextlib.nullcontext()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("a")
 
 
 def _now() -> str:
