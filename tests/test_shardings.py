@@ -216,6 +216,18 @@ def test_the_gradient_of_a_global_scalar() -> None:
         jax.grad(lambda w: (x @ w).sum())(w)
 
 
+def test_an_array_and_a_tensor_give_a_tensor() -> None:
+    """Whichever stands first, outside and inside of jit; functions of jax.numpy give arrays."""
+    x, a = sbp.tensor(X, placement=PLACE, sbp="P, S(0)"), jnp.ones((8, 8))
+    for got in (a + x, x + a, a - x, 1.0 - x, np.ones((8, 8), np.float32) + x, a @ x, a < x, a == x):
+        assert isinstance(got, sbp.GlobalTensor)
+    np.testing.assert_allclose((a - x).numpy(), 1 - X)
+    inside = jax.jit(lambda a, x: a - x)(a, x)
+    assert isinstance(inside, sbp.GlobalTensor)
+    np.testing.assert_allclose(inside.numpy(), 1 - X)
+    assert isinstance(jnp.subtract(a, x), jax.Array)
+
+
 def test_what_arrays_have() -> None:
     x = sbp.tensor(X, placement=PLACE, sbp="S(0), S(1)")
     assert x.block_until_ready() is x and x.nbytes == 256 and x.itemsize == 4 and not x.is_deleted()

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -54,6 +55,12 @@ def take_as_array(kind: type, value: Callable[[Any], Any], check: Callable[[Any]
 
     register_canonicalize_value_handler(kind, value)
     pytype_aval_mappings[kind] = aval
+
+
+def called_by_operator() -> bool:
+    """Whether what runs was called by an operator of ``jax.Array`` (its ``__add__``, say), not by a function."""
+    caller = sys._getframe(2)
+    return caller.f_globals.get("__name__", "").endswith("numpy.array_methods")
 
 
 def within_mesh(mesh: jax.sharding.Mesh) -> contextlib.AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from .._compat import is_tracer
+from .._compat import called_by_operator, is_tracer
 from ..errors import PlacementError, SbpError, SignatureError
 from ..placement import Placement
 from ..shardings import PlacementLike, SbpLike, placement_for, signature_on, to_sharding
@@ -105,8 +105,9 @@ class Stored:
         """Free its buffers now."""
         self.storage.delete()
 
-    def __jax_array__(self) -> jax.Array:
-        return self.array
+    def __jax_array__(self) -> Any:
+        # Of ``array + tensor`` JAX asks for an array first; what is none leaves the operator to the tensor.
+        return self if called_by_operator() else self.array
 
     def _plain(self) -> Signature:
         sizes = self.placement.shape
