@@ -11,6 +11,8 @@ if _FLAG not in os.environ.get("XLA_FLAGS", ""):
 if "--xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Plans are printed as wide as the terminal is.
+os.environ["COLUMNS"] = "160"
 
 import jax
 import pytest

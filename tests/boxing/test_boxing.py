@@ -43,7 +43,7 @@ def redistribute(src: str, dst: str, mesh: tuple[int, ...], shape: tuple[int, ..
     spec = PartitionSpec(*p.axis_names)
     f = jax.jit(jax.shard_map(body, mesh=p.mesh, in_specs=spec, out_specs=spec, check_vma=False))
     text = f.lower(stacked).compile().as_text()
-    return route, x, assemble(np.asarray(f(stacked)), code_of(b)), text
+    return route, x, assemble(np.asarray(f(stacked)), code_of(b), shape), text
 
 
 @pytest.mark.parametrize("src", COMPONENTS)

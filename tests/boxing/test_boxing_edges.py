@@ -39,7 +39,7 @@ def redistribute(src: str, dst: str, mesh: tuple[int, ...], x: np.ndarray):
     spec = PartitionSpec(*p.axis_names)
     f = jax.jit(jax.shard_map(body, mesh=p.mesh, in_specs=spec, out_specs=spec, check_vma=False))
     compiled = f.lower(stacked).compile()
-    return route, assemble(np.asarray(compiled(stacked)), code_of(b)), compiled.as_text() or ""
+    return route, assemble(np.asarray(compiled(stacked)), code_of(b), x.shape), compiled.as_text() or ""
 
 
 ENDS = ("B, B", "S(0), S(1)", "P, P", "P(max), P(max)", "B, P(max)", "P, B", "P(max), P", "P, P(max)")
@@ -103,7 +103,7 @@ def test_one_collective_over_axes_keeps_the_order(src: str, dst: str, kind: str)
     spec = PartitionSpec(*p.axis_names)
     f = jax.jit(jax.shard_map(body, mesh=p.mesh, in_specs=spec, out_specs=spec, check_vma=False))
     stacked = pieces(x, code_of(a), mesh, np.random.default_rng(1))
-    np.testing.assert_allclose(assemble(np.asarray(f(stacked)), code_of(b)), x, atol=1e-5)
+    np.testing.assert_allclose(assemble(np.asarray(f(stacked)), code_of(b), x.shape), x, atol=1e-5)
     found = hlo.count(f.lower(stacked).compile().as_text() or "")
     assert found == {kind.replace("_", "-"): (1, pytest.approx(step.bytes))}
 

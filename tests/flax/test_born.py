@@ -257,8 +257,8 @@ def test_bad_creations() -> None:
     plan = sbp.flax.jit(forward, placement=PAIR).plan(nnx.eval_shape(lambda: Plain(nnx.Rngs(0), 8)), X)
     with pytest.raises(sbp.PlanError, match="got an instance of Plain, whose parameters are made already"):
         sbp.flax.parallel(Plain(rngs, 8))
-    refused(sbp.PlacementError, r"takes placement=sbp.placement\(...\), a mesh .*got 'auto'.*pass plan=", Plain,
-            rngs, placement="auto")  # fmt: skip
+    refused(sbp.PlacementError, r"takes placement=sbp.placement\(...\) or a jax.sharding.Mesh; got 'auto'.*pass plan=",
+            Plain, rngs, placement="auto")  # fmt: skip
     refused(sbp.PlacementError, r"Plain cannot be created on .*nnx.eval_shape\(lambda: Plain", Plain, rngs,
             placement=abstract)  # fmt: skip
     refused(sbp.PlanError, r"no variable matches 'c/kernel' \(did you mean .*b/kernel", Plain, rngs, 8,

@@ -4,6 +4,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -155,6 +156,8 @@ def _compare(program: Generated, found: list[Any], expected: list[Any]) -> None:
             allowed = allowed + 8 * np.abs(plain - _rounded_otherwise(program, k))
         worst = np.abs(ours - plain).max(initial=0.0)
         wrong = int((~(np.abs(ours - plain) <= allowed)).sum())
+        if wrong and eps > 1e-6 and _is_nearer(program, k, ours, plain, float(allowed.max())):
+            continue
         told = f"result {k}: {wrong} of {plain.size} elements differ, by up to {worst:.3g}, scale {scale:.3g}"
         assert not wrong, told
 
@@ -163,3 +166,21 @@ def _rounded_otherwise(program: Generated, k: int) -> np.ndarray:
     """A result of plain JAX that rounds where the program does: how much that matters says how much is noise."""
     function = jax.jit(program.function(), compiler_options=_AS_WRITTEN)
     return _wide(jax.tree.leaves(function(*_arguments(program)))[k])
+
+
+def _is_nearer(program: Generated, k: int, ours: np.ndarray, plain: np.ndarray, allowed: float) -> bool:
+    """Whether plain JAX is the one that is off, by the same program in float32.
+
+    A long sum in bfloat16 stops growing at 256 times a term; one that is made of pieces goes on.
+    """
+    low = (jnp.bfloat16, jnp.float16)
+    widened = replace(
+        program,
+        source=re.sub(r"bfloat16|float16", "float32", program.source),
+        args=tuple(np.asarray(x, np.float32) if getattr(x, "dtype", None) in low else x for x in program.args),
+    )
+    try:
+        wide = _wide(jax.tree.leaves(jax.jit(widened.function())(*_arguments(widened)))[k])
+    except Exception:  # a program that is none in float32 proves nothing
+        return False
+    return bool(np.abs(ours - wide).max() <= np.abs(plain - wide).max() + allowed)

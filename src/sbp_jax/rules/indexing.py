@@ -144,7 +144,10 @@ def _scatter_local(op: OpLike, local: Local, operand: Any, indices: Any, updates
     shifted = [d for d in index_dims if local.is_split(code, d) and d in numbers.inserted_window_dims]
     is_one = bool(index_dims) and size(indices.shape[:-1]) == 1
     if not shifted and not is_one:
-        return op.primitive.bind(operand, indices, updates, **op.params)
+        params = op.params
+        if local.is_padded(1, op.ins[1].shape):  # updates that change nothing, at indices that may be others' too
+            params = dict(params, unique_indices=False, indices_are_sorted=False)
+        return op.primitive.bind(operand, indices, updates, **params)
     taken = iter(updates.shape[d] for d in numbers.update_window_dims)
     alone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     window = [1 if d in alone else next(taken) for d in range(len(operand.shape))]
