@@ -165,7 +165,7 @@ def test_a_bare_spec_under_a_mesh() -> None:
         check(f, X, W, want=["S(0), B"])
     with pytest.warns(DeprecationWarning), MESH:
         assert str(sbp.plan(f, X, W, placement=PLACE).outputs[0].signature) == "S(0), B"
-    abstract = AbstractMesh((2, 4), ("dp", "tp"))
+    abstract = AbstractMesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
     with jax.sharding.use_abstract_mesh(abstract):
         there = sbp.placement.abstract((2, 4), ("dp", "tp"), cluster="a100-80")
         assert str(sbp.plan(f, X, W, placement=there).outputs[0].signature) == "S(0), B"

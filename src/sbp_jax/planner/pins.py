@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from ..errors import InternalError, PlanError, SignatureError
 from ..pieces import stored_shape
@@ -165,7 +165,7 @@ def pin_of(
     spec = given.spec if isinstance(given, NamedSharding) else given
     if not isinstance(spec, PartitionSpec) or PartitionSpec.UNCONSTRAINED not in tuple(spec):
         return pin_signature(shape, given, placement, words, uneven)
-    mesh = given.mesh if isinstance(given, NamedSharding) else AbstractMesh(placement.shape, placement.axis_names)
+    mesh = given.mesh if isinstance(given, NamedSharding) else _mesh_of(placement)
     try:
         found = among(constraint_of(NamedSharding(mesh, spec), len(shape), words), shape, placement, uneven)
     except (SignatureError, ValueError) as error:
@@ -185,3 +185,8 @@ def pin_signature(
     # On an axis of one device every component means the same; plans say B there.
     sizes = placement.shape
     return Signature(tuple(broadcast if n == 1 else c for n, c in zip(sizes, resolved, strict=True)))
+
+
+def _mesh_of(placement: Placement) -> AbstractMesh:
+    """A mesh of a placement's axes, all of them automatic: explicit ones, JAX 0.12's default, leave no dim open."""
+    return AbstractMesh(placement.shape, placement.axis_names, axis_types=(AxisType.Auto,) * placement.ndim)
