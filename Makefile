@@ -58,7 +58,7 @@ lint: $(STAMP) ## ruff check, ruff format --check, pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-format: $(STAMP) ## sort imports, mend what ruff can mend, format
+format: $(STAMP) ## sort imports, fix what ruff can fix, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

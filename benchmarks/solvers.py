@@ -45,7 +45,7 @@ def main() -> int:
     """Print the table; 1 when a method beats the exact one by more than its gap."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help=f"one of {', '.join((*MODELS, *AT_SCALE))}")
-    parser.add_argument("--methods", default=",".join(METHODS), help="ilp first; the others are held against it")
+    parser.add_argument("--methods", default=",".join(METHODS), help="ilp first; the others are compared with it")
     parser.add_argument("--meshes", default="1x8,2x4,8x1,2x2x2")
     parser.add_argument("--limits", default="none,half,near")
     parser.add_argument("--cluster", default="a100-80")

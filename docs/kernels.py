@@ -1,4 +1,4 @@
-"""The kernels that run pages and notebooks: nobody's own IPython profile, quiet, and timed."""
+"""The kernels that run pages and notebooks: no IPython profile of yours, quiet, and timed."""
 
 import os
 import sys

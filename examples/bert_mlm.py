@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     plan = step.plan(state, texts(0))
     print(brief(plan, "1", "0/params/*/wide/kernel", "0/params/*/narrow/kernel", "0/params/*/query/kernel"))
     check(plan.verify().ok, "the compiled program moves what the plan says, no more")
-    check(not plan.unruled, "every op of the step can be split: none is repeated for want of a rule")
+    check(not plan.unruled, "every op of the step can be split: none is repeated because a rule is missing")
 
     losses = []
     for i in range(options.steps):

@@ -21,7 +21,7 @@ import zoo
 from shared import brief, check, check_equal, check_learned, devices, mesh_shape, mib
 from zoo.dlrm import SIZES
 
-LARGE = 1024  # rows; smaller tables are nobody's trouble
+LARGE = 1024  # rows; smaller tables do not matter
 
 
 def build(options: argparse.Namespace) -> zoo.Case:

@@ -151,7 +151,7 @@ def test_settings_are_each_threads_own() -> None:
         assert set(found) == {np.dtype("float64" if k % 2 == 0 else "float32")}
 
 
-@pytest.mark.filterwarnings("ignore:.*is planned anew")
+@pytest.mark.filterwarnings("ignore:.*is planned again")
 def test_eager_ops_and_modules() -> None:
     def scaled(model, x):
         return model(x) * 2.0

@@ -243,7 +243,7 @@ def test_changed_objects_are_planned_anew_and_the_warning_says_what_changed() ->
     step(model, X)
     step(model, X)
     model.eval()
-    with pytest.warns(UserWarning, match=r"forward is planned anew.*model/dropout/deterministic was False, is True"):
+    with pytest.warns(UserWarning, match=r"forward is planned again.*model/dropout/deterministic was False, is True"):
         np.testing.assert_allclose(step(model, X), forward(model, X), rtol=1e-4)
     model.train()
     step(model, X)  # planned before: no warning
@@ -295,7 +295,7 @@ def test_the_chosen_mesh_stays() -> None:
     step(model, X)
     first = step.plan(model, X).placement
     model.eval()
-    with pytest.warns(UserWarning, match="planned anew"):
+    with pytest.warns(UserWarning, match="planned again"):
         assert step.plan(model, X).placement == first and first.size == 4
 
 

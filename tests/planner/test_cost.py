@@ -176,7 +176,7 @@ def test_equal_labels_cost_the_same() -> None:
 
 
 def test_costs_fall_with_the_work() -> None:
-    """Of two strategies, the one with less work on each device and smaller pieces is never dearer."""
+    """Of two strategies, the one with less work on each device and smaller pieces is never more expensive."""
     model = CostModel(get("a100-80"), MESH)
     for c in cells_of(lambda x, w: jax.nn.softmax(x @ w), (4096, 8192), (8192, 4096), dtype=jnp.float32):
         ways = [

@@ -1,4 +1,4 @@
-"""``sbp-jax doctor``: what is here, what is wrong with it, how to mend it."""
+"""``sbp-jax doctor``: what is here, what is wrong with it, how to fix it."""
 
 import argparse
 import dataclasses
@@ -16,12 +16,12 @@ _SIGNS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 @command(
     "doctor",
-    "what is here, what is wrong with it, how to mend it",
+    "what is here, what is wrong with it, how to fix it",
     "  sbp-jax doctor                                  exit code 1 where something cannot work\n"
     "  sbp-jax doctor --json > here.json               for a bug report",
 )
 def doctor(parser: argparse.ArgumentParser) -> Run:
-    """Look at versions, devices, links, memory and environment, and say what is wrong and how to mend it.
+    """Look at versions, devices, links, memory and environment, and say what is wrong and how to fix it.
 
     Nothing is changed. JAX is started in a process of its own, which takes some seconds.
     """

@@ -143,7 +143,7 @@ PRESETS: dict[str, Cluster] = {
 }  # fmt: skip
 
 # What ``jax.Device.device_kind`` says of a device, in lower case, and the preset that is of its kind. Cards (PCIe, NVL)
-# have other clocks and links than modules, and are nobody's; so are 16 GB V100s and the v5e ("TPU v5 lite").
+# have other clocks and links than modules, and have no preset; nor have 16 GB V100s and the v5e ("TPU v5 lite").
 _KINDS = (
     (r"v100-sxm\d-32", "v100"), (r"a100-sxm\d-40", "a100-40"), (r"a100-sxm\d-80", "a100-80"),
     (r"\bh100\b(?!.*(pcie|nvl))", "h100"), (r"\bh200\b(?!.*nvl)", "h200"), (r"\bb200\b", "b200"),

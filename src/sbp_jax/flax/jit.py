@@ -179,7 +179,7 @@ class ModuleFunction:
         """Warn where the objects are not as they were when the function was planned."""
         if self._structure is not None and self._structure[0] != key and self._plan is None:
             warnings.warn(
-                f"{self._signature.name} is planned anew: its objects are not as they were when it was planned: "
+                f"{self._signature.name} is planned again: its objects are not as they were when it was planned: "
                 f"{changes(self._structure[1], structure)}. A plan is kept for each structure",
                 stacklevel=4,
             )
@@ -267,7 +267,7 @@ def jit(
     (``nnx.with_partitioning``, names of mesh axes). ``ignore_user_sbp`` lets all of them free. The objects' state is
     donated: it stays on the devices, in the plan's signatures, from call to call, and arrays of theirs that were read
     before a call cannot be used after it. Objects whose structure has changed (``model.eval()``, another layer) are
-    planned anew, with a ``UserWarning`` that says what changed. Inside another trace it is ``fn`` itself.
+    planned again, with a ``UserWarning`` that says what changed. Inside another trace it is ``fn`` itself.
 
     Raises what ``sbp.auto_parallel`` raises, and ``PlanError``: a pin that matches nothing; an argument that is neither
     an nnx object nor an array; a plan for other variables, which it names.

@@ -64,7 +64,7 @@ def parallel(
     nothing is placed.
 
     Raises:
-        PlanError: what is decorated is no module class; at creation as ``sbp.flax.create``, which see.
+        PlanError: what is decorated is no module class; at creation, those of ``sbp.flax.create``.
     """
     given: Any = placement
     where = checked(Where(given, sbp, plan, config), "sbp.flax.parallel")

@@ -5,7 +5,7 @@ Memory is a constraint at every point of the step. The points where plans overfl
 the prices of what is allowed, is a proven lower bound for every plan that fits. What fits is found among the choices
 that the last plans made, mixed node by node (a small program, solved exactly; in the spirit of RINS: Danna, Rothberg
 and Le Pape, Math. Prog. 102, 2005). What is left open between the two, the program with a row for each point closes,
-without the choices that the prices prove to be too dear.
+without the choices that the prices prove to be too expensive.
 """
 
 import bisect
@@ -51,7 +51,7 @@ _WORTH = 0.05
 _RELAXED_SECONDS = 4.0
 # What every plan holds where the cheapest overflows.
 _LEAST_SECONDS = 2.0
-# How many of the last plans are combined, how dear they may be by the bound, and for how long.
+# How many of the last plans are combined, how expensive they may be by the bound, and for how long.
 _COMBINED = 2
 _NEAR = 3.0
 _COMBINE_SECONDS = 1.0

@@ -6,8 +6,8 @@ either.
 
 The cheapest plan of all says what each value weighs and each op costs; ``cut.py`` turns that into mixes of holding and
 making again. The mixes that may fit are planned under the limit like any program, and the cheapest plan wins, be it
-one that recomputes nothing and splits more. Between two mixes, one of which does not fit, the dearer one is used for
-as many of the first layers as it takes.
+one that recomputes nothing and splits more. Between two mixes, one of which does not fit, the more expensive one is
+used for as many of the first layers as it takes.
 """
 
 import time
@@ -22,7 +22,7 @@ from .make import make_plan
 from .request import Request
 from .shortage import TooSmall
 
-# A plan that holds more than this part of the limit may have been made dearer by it.
+# A plan that holds more than this part of the limit may have been made more expensive by it.
 _NEARLY = 0.8
 # The first mix's part of the time there is, where it is not the user's; what is left of it is the others'.
 _FIRST = 0.75
@@ -113,7 +113,7 @@ class _Choice:
         if enough > 0 and fits(rungs[enough].saved_bytes):
             less, more = rungs[enough - 1].nodes, rungs[enough].nodes
             parts = sorted(more - less)
-            for part in range(1, _PARTS):  # the dearer mix for a growing number of the first nodes
+            for part in range(1, _PARTS):  # the more expensive mix for a growing number of the first nodes
                 first = parts[len(parts) * part // _PARTS :][:1]
                 nodes = less | {n for n in more if not first or n < first[0]}
                 if fits(ladder.saved(nodes)):

@@ -44,5 +44,5 @@ _ANY: Code = ()
 
 
 def _not_whole(way: Strategy) -> int:
-    """Of ways with the same operands, the one whose results are whole is nobody's surprise."""
+    """Of ways with the same operands, the one whose results are whole is what a user expects."""
     return sum(c != B for code in (*way.outs, *way.ins) for c in code)

@@ -1,4 +1,4 @@
-"""Rules of the user's own, for primitives and for functions whose insides are nobody's business."""
+"""Rules of the user's own, for primitives and for functions that the library does not look into."""
 
 import functools
 from collections.abc import Callable, Sequence
