@@ -61,7 +61,7 @@ def _run(program: Generated) -> sbp.Plan:
         parallel = _planned(program, function, args)
         found = jax.tree.leaves(parallel(*args))
     except sbp.PlanError as error:
-        if "no argument is known to be either" in str(error):  # what it trains has no gradient
+        if "no argument is known to be" in str(error):  # what it trains, if anything, has no gradient
             raise Invalid(str(error)) from error
         raise
     jax.effects_barrier()
