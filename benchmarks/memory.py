@@ -7,7 +7,7 @@ itself. (``peak_memory_in_bytes`` of jaxlib 0.10.2 on CPUs leaves out the one bu
 it is little more than the arguments; it is not used.) The models are float32 here, whatever dtype they train in:
 XLA for CPUs widens bfloat16 dots, accelerators do not. Shapes alone are compiled, so no model needs its memory.
 
-Planned steps are compiled to be scheduled for memory, and to keep barriers, on CPUs too (``api.py``). Writes
+Planned steps are compiled to be scheduled for memory, and to keep barriers, on CPUs too (``step/jitted.py``). Writes
 ``benchmarks/results/memory.txt``; exits with 1 when a model is off by more than 10 %.
 """
 

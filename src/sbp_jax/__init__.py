@@ -23,10 +23,10 @@ if _TYPE_CHECKING or not _is_bare:
     from . import cluster as cluster
     from . import planner as planner
     from . import signature as sbp
+    from .api import AutoParallelConfig as AutoParallelConfig
     from .api import auto_parallel as auto_parallel
     from .api import plan as plan
     from .cluster import Cluster as Cluster
-    from .config import AutoParallelConfig as AutoParallelConfig
     from .errors import PlacementError as PlacementError
     from .errors import PlanError as PlanError
     from .errors import PlanMismatch as PlanMismatch
@@ -35,7 +35,6 @@ if _TYPE_CHECKING or not _is_bare:
     from .lower.count import count_collectives as count_collectives
     from .placement import Placement as Placement
     from .placement import placement as placement
-    from .planned import Plan as Plan
     from .report.diff import diff as diff
     from .report.visualize import visualize as visualize
     from .rules import register_rule as register_rule
@@ -53,6 +52,7 @@ if _TYPE_CHECKING or not _is_bare:
     from .signature import split as split
     from .simulate import Simulation as Simulation
     from .simulate import simulate as simulate
+    from .step.plan import Plan as Plan
     from .tensor import GlobalTensor as GlobalTensor
     from .tensor import apply as apply
     from .tensor import arange as arange

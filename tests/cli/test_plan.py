@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import sbp_jax as sbp
+from sbp_jax.api.config import parse_bytes
 from sbp_jax.cli import main
-from sbp_jax.quantities import parse_bytes
 
 HERE = Path(__file__).parent
 STEP, MAKE = f"{HERE / 'steps.py'}:step", f"{HERE / 'steps.py'}:make"

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax import capture
+from sbp_jax.calls import capture
 from sbp_jax.lower.order import waits
 from sbp_jax.trace import Graph, Structured
 

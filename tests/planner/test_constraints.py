@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sbp_jax as sbp
+from sbp_jax.calls import capture
 from sbp_jax.planner.constraints import among
 from sbp_jax.rules.widen import signature_of
 from sbp_jax.trace.constraint import constraint_of
@@ -36,7 +37,7 @@ def on(*spec: Any, mesh: Any = MESH, **options: Any) -> NamedSharding:
 
 def pinned(plan: sbp.Plan, program_of: Callable[..., Any], *args: Any) -> list[str]:
     """The signatures that the plan gives to the pins of the program."""
-    program = sbp.capture.trace(program_of, args, {}, (), ())[0]
+    program = capture.trace(program_of, args, {}, (), ())[0]
     found = [plan.nodes[op.index] for op in program.nodes if op.name == "sbp.pin"]
     return [str(plan.strategies[k][1][0]) for k in found]
 

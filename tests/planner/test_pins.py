@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax import capture
+from sbp_jax.calls import capture
 from sbp_jax.planner.pins import conflict_message, ops_between
 
 to_global: Any = sbp.to_global

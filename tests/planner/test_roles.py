@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from sbp_jax import capture
+from sbp_jax.calls import capture
 from sbp_jax.planner.cells import factor_maps
 from sbp_jax.planner.roles import Roles, roles
 from zoo import gpt, gpt_nnx, lstm, mlp, resnet

@@ -108,8 +108,8 @@ def test_users_words_are_escaped(plan: sbp.Plan) -> None:
 def test_a_plan_that_nothing_is_known_of(plan: sbp.Plan) -> None:
     from dataclasses import replace
 
-    from sbp_jax.insight import Insight
-    from sbp_jax.timeline import Timeline
+    from sbp_jax.plan.insight import Insight
+    from sbp_jax.plan.timeline import Timeline
 
     bare = replace(plan, make_insight=Insight, timeline=Timeline(), hardware="", statistics={}, boxing_list=[])
     check(bare._repr_html_())

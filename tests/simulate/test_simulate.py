@@ -7,9 +7,9 @@ import pytest
 import sbp_jax as sbp
 from sbp_jax.cluster import Cluster, Level, device
 from sbp_jax.plan import Boxing, Move, PlanData
+from sbp_jax.plan.timeline import Cost, Loop, Timeline
 from sbp_jax.signature import Signature
 from sbp_jax.simulate import Simulation, simulate
-from sbp_jax.timeline import Cost, Loop, Timeline
 
 P, B, S0 = (Signature.parse(f"{x}, B") for x in ("P", "B", "S(0)"))
 CLUSTER = Cluster(

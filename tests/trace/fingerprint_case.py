@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import sbp_jax as sbp
-from sbp_jax import capture
+from sbp_jax.calls import capture
 from sbp_jax.trace import fingerprint
 
 Pair = namedtuple("Pair", "first second")

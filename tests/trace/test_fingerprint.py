@@ -14,7 +14,7 @@ import pytest
 from fingerprint_case import Held, Pair, Tag, X, all_of_them, host, of, scanned, tagged
 from jax import lax
 
-from sbp_jax import capture
+from sbp_jax.calls import capture
 from sbp_jax.rules import user
 from sbp_jax.trace import fingerprint
 

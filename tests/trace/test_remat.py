@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax import capture
+from sbp_jax.calls import capture
 from sbp_jax.cluster import CPU
-from sbp_jax.lowered import lower_step, lowered_step
-from sbp_jax.planned import Plan
 from sbp_jax.planner import Request, make_plan
+from sbp_jax.step.jitted import lower_step, lowered_step
+from sbp_jax.step.plan import Plan
 from sbp_jax.trace import Program, Structured, recompute
 from zoo import gpt
 

@@ -13,7 +13,7 @@ from ..errors import SbpError
 from .base import Run, check_output, command
 
 if TYPE_CHECKING:
-    from ..planned import Plan
+    from ..step.plan import Plan
 
 _FILE = getattr(shtab, "FILE")  # noqa: B009
 
@@ -96,7 +96,7 @@ def _html(args: argparse.Namespace) -> None:
 
 
 def _load(path: str) -> "Plan":
-    from ..planned import Plan
+    from ..step.plan import Plan
 
     return Plan.load(path)
 

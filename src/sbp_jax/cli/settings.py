@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from .. import cluster as clusters
-from ..config import AutoParallelConfig
+from ..api.config import AutoParallelConfig, parse_bytes
 from ..errors import SbpError
 from ..placement import Placement, placement
-from ..quantities import parse_bytes
 from .target import Target, example_arguments, load, target
 
 _NAMES = ("dp", "tp")

@@ -11,8 +11,7 @@ from typing import Any
 
 import jax
 
-from ..api import ParallelFunction, auto_parallel
-from ..config import AutoParallelConfig
+from ..api import AutoParallelConfig, ParallelFunction, auto_parallel
 from ..errors import SbpError
 from ..placement import Placement
 from .base import blaming

@@ -15,12 +15,12 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.filesize import decimal
 
-from .. import capture
-from ..config import AutoParallelConfig
+from ..api import AutoParallelConfig
+from ..calls import capture
 from ..errors import SbpError
 from ..lower.count import count_collectives
 from ..placement import Placement
-from ..planned import Plan
+from ..step.plan import Plan
 from .base import blaming
 from .settings import indices, read_config, read_placement, read_target
 from .target import Target, parallel

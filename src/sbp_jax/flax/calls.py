@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..capture import typed
+from ..calls.values import typed
 from ..errors import PlanError
 from .variables import is_object, path_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from .. import capture
+from ..calls.values import aval
 from ..differences import differences, some
 from ..plan import PlanData
 from .variables import Entry
@@ -45,7 +45,7 @@ def changes(before: Structure, now: Structure) -> str:
 def plan_differences(plan: PlanData, now: Mapping[str, Any]) -> str:
     """The variables and arrays, by label, in which a plan's arguments differ from those at hand; "" where none does."""
     planned = {x.path: (tuple(x.shape), x.dtype) for x in plan.inputs if not x.path.startswith("constant ")}
-    here = {path: (tuple(np.shape(x)), str(capture.aval(x).dtype)) for path, x in now.items()}
+    here = {path: (tuple(np.shape(x)), str(aval(x).dtype)) for path, x in now.items()}
     return some(differences(planned, here, _variable))
 
 

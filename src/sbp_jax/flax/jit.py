@@ -11,14 +11,13 @@ import numpy as np
 from flax import nnx
 
 from .._compat import is_tracing
-from ..api import ParallelFunction, auto_parallel
-from ..config import AutoParallelConfig
+from ..api import AutoParallelConfig, ParallelFunction, auto_parallel
+from ..api.request import asked_placement
 from ..errors import PlanError
 from ..placement import Placement
 from ..plan import PlanData
-from ..planned import Plan
-from ..planning import asked_placement
 from ..shardings import PlacementLike
+from ..step.plan import Plan
 from .calls import Recipe, Signature
 from .changes import Structure, changes, plan_differences
 from .pins import Asked, PinDict, resolve

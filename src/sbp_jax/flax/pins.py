@@ -1,6 +1,6 @@
 """Pins of Flax models by variable path: ``{"head/kernel": sbp.split(1), "blocks/*/mlp/kernel": ("B", "S(0)")}``.
 
-``path_pins.py`` has the rules for keys. Variables' own metadata is read as pins, too; a key counts before it.
+``calls/path_pins.py`` has the rules for keys. Variables' own metadata is read as pins, too; a key counts before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
+from ..calls.path_pins import Asked as Asked
+from ..calls.path_pins import PinDict as PinDict
+from ..calls.path_pins import followers, matches
 from ..errors import PlanError, SignatureError
-from ..path_pins import Asked as Asked
-from ..path_pins import PinDict as PinDict
-from ..path_pins import followers, matches
 from ..placement import Placement
 from ..planner import pin_signature
 from ..shardings import PlacementLike, as_placement

@@ -11,7 +11,7 @@ from flax.core import meta
 from flax.linen import spmd
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .. import capture
+from ..calls.values import aval
 from ..paths import spellings
 from ..shardings import from_sharding
 from ..signature import Signature
@@ -77,7 +77,7 @@ def _entry(path: str, leaf: Any) -> Entry:
 
 def dtype_of(x: Any) -> Any:
     """The dtype that a value has on devices: a Python int's or a float64 numpy array's is JAX's own."""
-    return x.dtype if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else capture.aval(x).dtype
+    return x.dtype if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else aval(x).dtype
 
 
 def annotation(leaf: Any) -> PartitionSpec | None:

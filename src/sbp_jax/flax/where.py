@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
-from ..config import AutoParallelConfig
+from ..api import AutoParallelConfig
 from ..errors import PlacementError, PlanError
 from ..placement import Placement, placement
 from ..plan import PlanData

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..errors import PlanError
-from ..insight import Alternative, Crossing, Decision, Held, Insight
 from ..plan import PlanData
+from ..plan.insight import Alternative, Crossing, Decision, Held, Insight
 from ..rules.widen import Code, Strategy, code_of, signature_of
 from ..signature import Signature
 from ..trace import Lines, Program, Value

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..insight import Spot
 from ..paths import folders, n_shared, plain
+from ..plan.insight import Spot
 from ..rules.base import is_a
 from ..trace import Lines, Op, Program, Value
 

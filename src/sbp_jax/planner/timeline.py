@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..plan.timeline import Cost, Loop, Timeline
 from ..rules.widen import Strategy
-from ..timeline import Cost, Loop, Timeline
 from ..trace import Graph, Lines, Op, Program, Structured, user_line
 from .cells import Cell, Folded
 from .cost import CostModel

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import PlanError
-from ..insight import Alternative, Decision
 from ..paths import is_pattern, matcher, spellings, starred
 from ..plan import PlanData
+from ..plan.insight import Alternative, Decision
 from . import html, svg
 from . import kinds as by_kind
 from .layers import shown_names

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..errors import PlanError
-from ..insight import Decision
 from ..plan import Leaf, PlanData
+from ..plan.insight import Decision
 from ..signature import Signature
 from . import pictures, svg
 from .facts import Facts

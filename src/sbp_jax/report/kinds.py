@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..insight import Alternative, Decision
 from ..plan import PlanData
+from ..plan.insight import Alternative, Decision
 from .grid import Column, Grid
 from .units import brief, human_seconds, shape_text, short_line, signed
 

@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..insight import PHASES, Decision
 from ..paths import fold_layers, plain
 from ..plan import Boxing, Leaf, PlanData
+from ..plan.insight import PHASES, Decision
 from ..signature import Signature
 from .units import local_bytes
 

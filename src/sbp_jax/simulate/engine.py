@@ -20,7 +20,7 @@ from .. import cluster as clusters
 from ..cluster import Cluster
 from ..errors import PlanError, SbpError
 from ..plan import PlanData
-from ..timeline import Loop, Timeline
+from ..plan.timeline import Loop, Timeline
 from .result import COMPUTE, Event, Simulation
 from .transfers import Transfer, transfers
 

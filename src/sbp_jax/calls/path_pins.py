@@ -15,10 +15,10 @@ from typing import Any, Protocol, TypeAlias
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .errors import PlanError
-from .paths import matcher, spellings, without_holder, without_root
-from .shardings import SbpLike
-from .signature import Signature
+from ..errors import PlanError
+from ..paths import matcher, spellings, without_holder, without_root
+from ..shardings import SbpLike
+from ..signature import Signature
 
 Pin: TypeAlias = SbpLike | None
 PinDict: TypeAlias = Mapping[str, Pin]

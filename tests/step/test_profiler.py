@@ -14,7 +14,7 @@ from flax import nnx
 
 import sbp_jax as sbp
 from sbp_jax.lower import named_in
-from sbp_jax.profiler import _instructions, _module, _Ran, _shared
+from sbp_jax.step.profiler import _instructions, _module, _Ran, _shared
 
 WHERE = sbp.placement("cpu", ranks=np.arange(2), axis_names=("tp",))
 
@@ -87,7 +87,7 @@ def test_a_profiler_that_records_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     """Nothing is made up."""
     params, x = arguments()
     plan = sbp.plan(step, params, x, placement=WHERE)
-    monkeypatch.setattr("sbp_jax.profiler._read", lambda folder, module: {})
+    monkeypatch.setattr("sbp_jax.step.profiler._read", lambda folder, module: {})
     with pytest.raises(sbp.PlanError, match=r"recorded no instruction of step .* nothing is measured by layer"):
         plan.profile(params, x, repetitions=1)
 

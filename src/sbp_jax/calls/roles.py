@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import PlanError
+from ..errors import PlanError
 
 Nums = int | Sequence[int] | None
 Names = str | Iterable[str] | None

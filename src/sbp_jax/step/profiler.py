@@ -17,12 +17,12 @@ from typing import Any
 
 import jax
 
-from .errors import PlanError
-from .lower import named_in
-from .plan import PlanData
-from .report.facts import Facts
-from .report.layers import boxing_spot, rows
-from .report.profile import Profile, ProfileRow
+from ..errors import PlanError
+from ..lower import named_in
+from ..plan import PlanData
+from ..report.facts import Facts
+from ..report.layers import boxing_spot, rows
+from ..report.profile import Profile, ProfileRow
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = .*?\b([a-z][a-z\-]*)\(")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from . import capture
-from ._compat import is_tracing, looks_for_nans, trace_context
-from .errors import PlanError
-from .lower import global_function, local_function, named_function, on_mesh
-from .planned import Plan
-from .shardings import to_partition_spec
-from .trace import Program
+from .._compat import is_tracing, looks_for_nans, trace_context
+from ..calls import values
+from ..errors import PlanError
+from ..lower import global_function, local_function, named_function, on_mesh
+from ..shardings import to_partition_spec
+from ..trace import Program
+from .plan import Plan
 
 # XLA for CPUs starts all that can start by default: every gathered parameter is held from the beginning, whatever the
 # plan says. It also drops barriers, and with them rematerialisation. Compilers for accelerators do neither. Where it
@@ -161,7 +161,7 @@ def lower_step(entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) 
         narrow = str(jax.dtypes.canonicalize_dtype("float64")) != "float64"
         if not same and narrow and any(str(leaf.dtype) in _WIDE for leaf in entry.plan.inputs):
             raise OtherCall
-        args, kwargs = jax.tree.map(capture.aval, (tuple(args), kwargs))
+        args, kwargs = jax.tree.map(values.aval, (tuple(args), kwargs))
         return lowerable.lower(*entry.arguments(args, kwargs))
     except OtherCall:
         raise PlanError(
@@ -198,7 +198,7 @@ class NamedStep:
         planned, planned_tree = jax.tree.flatten(self._shapes)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
             raise PlanError("plan.profile runs the step: it takes arrays, not shapes")
-        given = [(x.shape, x.dtype) for x in map(capture.aval, leaves)]
+        given = [(x.shape, x.dtype) for x in map(values.aval, leaves)]
         if tree != planned_tree or given != [(x.shape, x.dtype) for x in planned]:
             wanted = ", ".join(f"{x.path} {x.dtype}{list(x.shape)}" for x in self._entry.plan.inputs[:3])
             raise PlanError(

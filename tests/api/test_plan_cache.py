@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax import api
+from sbp_jax.api import function
 from sbp_jax.planner.solvers import base
 
 W, X = jnp.full((16, 16), 0.1), jnp.ones((8, 16))
@@ -44,9 +44,9 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> Any:
         raise AssertionError("a search was begun")
 
     def switch() -> None:
-        monkeypatch.setattr(api, "plan_to_fit", refuse)
-        monkeypatch.setattr(api, "make_plan", refuse)
-        monkeypatch.setattr(api, "compare_with_padding", refuse)
+        monkeypatch.setattr(function, "plan_to_fit", refuse)
+        monkeypatch.setattr(function, "make_plan", refuse)
+        monkeypatch.setattr(function, "compare_with_padding", refuse)
         for name in list(base._SOLVERS):
             monkeypatch.setitem(base._SOLVERS, name, refuse)
 
@@ -87,8 +87,8 @@ def test_another_question_is_another_entry(tmp_path: Path, monkeypatch: pytest.M
         planned(tmp_path, gap=0.01),
         sbp.auto_parallel(step, placement=place(2, 4), config=sbp.AutoParallelConfig(cache=tmp_path)),
     ]
-    for k, function in enumerate(asked, 1):
-        assert "from_cache" not in function.plan(W, X).statistics, k
+    for k, asks in enumerate(asked, 1):
+        assert "from_cache" not in asks.plan(W, X).statistics, k
         assert len(list(tmp_path.iterdir())) == k
     assert "from_cache" in planned(str(tmp_path), lowering="gspmd").plan(W, X).statistics
     assert "from_cache" not in planned(tmp_path).plan(W, jnp.ones((16, 16))).statistics
@@ -108,7 +108,7 @@ def flipped(path: Path) -> None:
 
 
 def other_schema(path: Path) -> None:
-    from sbp_jax import plan_cache
+    from sbp_jax.api import plan_cache
 
     _, _, text = path.read_text().partition("\n")
     text = json.dumps({**json.loads(text), "schema": 1})

@@ -309,7 +309,7 @@ def test_a_primitive_without_a_rule_is_whole_and_named() -> None:
 
     plan = sbp.plan(f, np.ones((8, 8), np.float32), placement=place(2))
     assert [name for name, _ in plan.unruled] == ["mystery"]
-    assert "test_api.py" in plan.unruled[0][1] and "no rule for mystery" in str(plan)
+    assert "test_function.py" in plan.unruled[0][1] and "no rule for mystery" in str(plan)
 
 
 def test_a_sum_is_narrowed_before_its_reduction_only_with_leave() -> None:
@@ -350,9 +350,9 @@ def test_what_cannot_be_planned_says_so() -> None:
         return jax.shard_map(lambda v: v + 1, mesh=place(2).mesh, in_specs=spec, out_specs=spec)(x)
 
     x = np.ones((8, 4), np.float32)
-    with pytest.raises(sbp.SbpError, match=r"test_api.py.*mutable reference.*x = x\.at"):
+    with pytest.raises(sbp.SbpError, match=r"test_function.py.*mutable reference.*x = x\.at"):
         sbp.plan(referenced, x, placement=place(2))
-    with pytest.raises(sbp.SbpError, match=r"test_api.py.*a shard_map cannot be part.*register_rule"):
+    with pytest.raises(sbp.SbpError, match=r"test_function.py.*a shard_map cannot be part.*register_rule"):
         sbp.plan(mapped, x, placement=place(2))
 
 

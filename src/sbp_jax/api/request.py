@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from . import cluster as clusters
+from .. import cluster as clusters
+from ..errors import PlanError
+from ..placement import Placement
+from ..planner import Request
+from ..shardings import as_placement
 from .config import AutoParallelConfig
-from .errors import PlanError
-from .placement import Placement
-from .planner import Request
-from .shardings import as_placement
 
 _TIME_LIMIT_SECONDS = 60.0
 _RESERVE = 0.1

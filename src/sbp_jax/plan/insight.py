@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .signature import Signature
+from ..signature import Signature
 
 PHASES = ("forward", "backward", "update")
 

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .cluster import Cluster, parse
-from .errors import PlanError
-from .lower.verify import verify_plan
-from .plan import PlanData
+from ..cluster import Cluster, parse
+from ..errors import PlanError
+from ..lower.verify import verify_plan
+from ..plan import PlanData
+from ..report import html
+from ..report.explain import Explanation, Replanned, explain, find
+from ..report.facts import Facts, Span
+from ..report.profile import Profile, section
+from ..report.text import render
+from ..signature import Signature, SignatureLike, signature_for
+from ..simulate import Simulation, simulate, with_faster_links
 from .profiler import profile
-from .report import html
-from .report.explain import Explanation, Replanned, explain, find
-from .report.facts import Facts, Span
-from .report.profile import Profile, section
-from .report.text import render
-from .signature import Signature, SignatureLike, signature_for
-from .simulate import Simulation, simulate, with_faster_links
 
 
 @dataclass

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from ..errors import PlanError
+from ..plan import PlanData
+from ..planner import Request
+from ..trace import Program, canonical_text, fingerprint
 from .config import AutoParallelConfig
-from .errors import PlanError
-from .plan import PlanData
-from .planner import Request
-from .trace import Program, canonical_text, fingerprint
 
 _MARK = "sbp_jax plan"
 _VERSIONED = ("sbp_jax", "jax", "jaxlib", "highspy", "numpy", "scipy")

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
-from . import cluster as clusters
+from .. import cluster as clusters
+from ..errors import PlanError
+from ..placement import Placement
+from ..plan import Leaf, PlanData
+from ..planner import Pins, pin_allows
+from ..trace import Op, Program, fingerprint
 from .config import AutoParallelConfig
-from .errors import PlanError
-from .placement import Placement
-from .plan import Leaf, PlanData
-from .planner import Pins, pin_allows
-from .trace import Op, Program, fingerprint
 
 _MOST_SHOWN = 3
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.argnames import ArgumentRoles
+from sbp_jax.calls.roles import ArgumentRoles
 
 PLACE = sbp.placement("cpu", ranks=np.arange(8).reshape(2, 4), axis_names=("dp", "tp"))
 X = np.arange(64.0, dtype=np.float32).reshape(8, 8)

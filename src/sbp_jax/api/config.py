@@ -1,17 +1,23 @@
 """What users can ask of the planner."""
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from .cluster import Cluster, get
-from .errors import PlanError
-from .plan import Lowering
-from .planner.solvers import lookup
-from .quantities import parse_bytes
+from ..cluster import Cluster, get
+from ..errors import PlanError, SbpError
+from ..plan import Lowering
+from ..planner.solvers import lookup
 
 # How long to search, on which hardware, and how to run: a plan does not hold them, or holds what came of them.
 _NOT_OF_THE_PLAN = {"time_limit", "gap", "effort", "cache", "lowering", "compiler_options", "cluster", "memory_limit"}
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{middle}b": base**power
+    for power, letter in enumerate("kmgtp", 1)
+    for middle, base in (("", 1000), ("i", 1024))
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +149,11 @@ class AutoParallelConfig:
         """The limit as a number."""
         limit: Any = self.memory_limit
         return limit
+
+
+def parse_bytes(text: str, what: str) -> float:
+    """``40GiB``, ``16 GB``, ``1.5e9``. Raises ``SbpError`` naming ``what``, an option."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*(?:e\d+)?)\s*([a-z]*)\s*", text.lower())
+    if not match or match.group(2) not in _UNITS:
+        raise SbpError(f"{what} {text!r}: write bytes with a unit or without: 40GiB (2^30), 40GB (10^9), 16e9")
+    return float(match.group(1)) * _UNITS[match.group(2)]

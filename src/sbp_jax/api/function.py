@@ -11,26 +11,26 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from . import capture
-from ._compat import is_tracing, trace_context
-from .argnames import ArgumentRoles, Call
-from .arguments import as_arrays, has_tensors, is_bound, is_there, moved
+from .._compat import is_tracing, trace_context
+from ..calls import capture, values
+from ..calls.path_pins import PinDict
+from ..calls.roles import ArgumentRoles, Call
+from ..calls.values import as_arrays, has_tensors, is_bound, is_there, moved
+from ..differences import differences, some
+from ..errors import PlanError
+from ..placement import Placement, placement
+from ..plan import PlanData
+from ..planner import PinError, Request, best_of, candidates, compare_with_padding, make_plan, plan_to_fit
+from ..shardings import PlacementLike
+from ..signature import Signature
+from ..step.jitted import LoweredStep, NamedStep, OtherCall, check_devices, lower_step, lowered_step
+from ..step.plan import Plan
+from ..trace import Program, fingerprint, is_planned_here, recompute
 from .config import AutoParallelConfig
-from .differences import differences, some
-from .errors import PlanError
 from .given_plan import check_given
-from .lowered import LoweredStep, NamedStep, OtherCall, check_devices, lower_step, lowered_step
-from .path_pins import PinDict
-from .placement import Placement, placement
-from .plan import PlanData
 from .plan_cache import read_or_make
-from .planned import Plan
-from .planner import PinError, Request, best_of, candidates, compare_with_padding, make_plan, plan_to_fit
-from .planning import asked_placement, request_for
 from .progress import Progress
-from .shardings import PlacementLike
-from .signature import Signature
-from .trace import Program, fingerprint, is_planned_here, recompute
+from .request import asked_placement, request_for
 
 _REPLAN_WARNING = 4
 
@@ -145,12 +145,12 @@ class ParallelFunction:
     def _key(self, call: Call) -> Any:
         leaves, tree = jax.tree.flatten((call.dynamic, call.kwargs))
         try:
-            looks = tuple(map(capture.look, leaves))
+            looks = tuple(map(values.look, leaves))
         except (TypeError, ValueError) as error:
-            capture.check_arrays(self._name, call.dynamic, call.kwargs, self._roles.names(call), error)
+            values.check_arrays(self._name, call.dynamic, call.kwargs, self._roles.names(call), error)
             raise
-        statics = tuple([capture.typed(call.args[i]) for i in call.static])
-        fixed = tuple(sorted((k, capture.typed(x)) for k, x in call.fixed.items())) if call.fixed else ()
+        statics = tuple([values.typed(call.args[i]) for i in call.static])
+        fixed = tuple(sorted((k, values.typed(x)) for k, x in call.fixed.items())) if call.fixed else ()
         return tree, call.static, statics, fixed, looks, trace_context()
 
     def _entry(self, call: Call) -> LoweredStep:
@@ -160,7 +160,7 @@ class ParallelFunction:
             with self._lock:  # one plan for each, and one mesh for all
                 entry = self._entries.get(key)
                 if entry is None:
-                    known, look = len(self._plans), capture.described(call)
+                    known, look = len(self._plans), values.described(call)
                     entry = self._entries[key] = self._make(call)
                     if len(self._plans) > max(known, _REPLAN_WARNING):
                         told = some(min((differences(x, look) for x in reversed(self._looks)), key=len))
@@ -228,7 +228,7 @@ class ParallelFunction:
             program, plan, (dynamic, kwargs), out_tree, call.donated_positions, call.donated_names,
             plain=capture.of_dynamic(self._fn, call.args, call.static, call.fixed),
         )  # fmt: skip
-        shapes = jax.tree.map(capture.aval, (dynamic, kwargs))
+        shapes = jax.tree.map(values.aval, (dynamic, kwargs))
         plan.compile = lambda: lower_step(entry, *shapes).compile()
 
         donated = call.donated_positions, call.donated_names
@@ -275,8 +275,8 @@ class ParallelFunction:
 
     def _of_shapes(self, call: Call) -> Call:
         """A call that keeps no arrays alive."""
-        args = [x if i in call.static else jax.tree.map(capture.aval, x) for i, x in enumerate(call.args)]
-        return replace(call, args=tuple(args), kwargs=jax.tree.map(capture.aval, call.kwargs))
+        args = [x if i in call.static else jax.tree.map(values.aval, x) for i, x in enumerate(call.args)]
+        return replace(call, args=tuple(args), kwargs=jax.tree.map(values.aval, call.kwargs))
 
     def _places(self) -> list[Placement]:
         """The placements to plan for; the first plan decides among them for good."""

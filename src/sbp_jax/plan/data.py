@@ -1,6 +1,6 @@
 """A plan is data: every value's signature, every move of data, what it costs, what was proven. JSON both ways.
 
-``PlanData`` knows nothing of tracing, planning or XLA. ``sbp.Plan`` (``planned.py``) adds what needs them.
+``PlanData`` knows nothing of tracing, planning or XLA. ``sbp.Plan`` (``step/plan.py``) adds what needs them.
 """
 
 import copy
@@ -15,11 +15,11 @@ from typing import Any, Literal, Self
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .errors import PlanError
+from ..errors import PlanError
+from ..placement import Placement
+from ..shardings import to_partition_spec
+from ..signature import Signature
 from .insight import Insight
-from .placement import Placement
-from .shardings import to_partition_spec
-from .signature import Signature
 from .timeline import Timeline
 
 SCHEMA_VERSION = 4

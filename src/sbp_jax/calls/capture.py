@@ -7,74 +7,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .argnames import Call
-from .differences import shortened
-from .errors import PlanError
+from ..errors import PlanError
+from ..placement import Placement
+from ..planner import Among, inner_pins, pin_of
+from ..signature import Component, Signature
+from ..trace import Op, Program, build, planned_here, without_collecting
+from . import values
 from .path_pins import Argument, Asked, PinDict, followers, matches
-from .placement import Placement
-from .planner import Among, inner_pins, pin_of
-from .signature import Component, Signature
-from .trace import Op, Program, build, planned_here, without_collecting
-
-
-def aval(x: Any) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and weak type of an argument, as ``jax.jit`` sees it; of anything with a shape and a dtype."""
-    try:
-        found = jax.typeof(x)
-    except TypeError:
-        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
-            raise
-        return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
-    return jax.ShapeDtypeStruct(found.shape, found.dtype, weak_type=found.weak_type)
-
-
-def look(x: Any) -> tuple[Any, ...]:
-    """What of an argument a program is traced for: shape, dtype, weak type. Hashable."""
-    try:
-        found = jax.typeof(x)
-    except TypeError:
-        found = aval(x)
-    return found.shape, found.dtype, found.weak_type
-
-
-def described(call: Call) -> dict[str, Any]:
-    """What a call's program depends on, by path, to say what differs between calls."""
-    leaves = jax.tree_util.tree_flatten_with_path((call.dynamic, call.kwargs))[0]
-    found: dict[str, Any] = {}
-    for path, x in leaves:
-        shape, dtype, weak = look(x)
-        text = f"{dtype}{list(shape)}{' (weakly typed)' if weak else ''}"
-        found[jax.tree_util.keystr(path[1:], simple=True, separator="/")] = Shown(text)
-    found |= {f"static argument {i}": call.args[i] for i in call.static}
-    return found | {f"static argument {k}": x for k, x in call.fixed.items()}
-
-
-class Shown(str):
-    """A text that stands for itself in messages, without quotes."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def check_arrays(name: str, dynamic: Any, kwargs: Any, names: Sequence[str], cause: Exception) -> None:
-    """Raise ``PlanError`` for what among the arguments is no array, by path."""
-    for path, x in jax.tree_util.tree_flatten_with_path((dynamic, kwargs))[0]:
-        try:
-            look(x)
-        except (TypeError, ValueError):
-            text = jax.tree_util.keystr(path[1:], simple=True, separator="/")
-            root = str(names[path[1].idx]) if path[0].idx == 0 else ""
-            named = f" (of {root})" if root and not root.isdigit() else ""
-            raise PlanError(
-                f"argument {text}{named} of {name} is a {type(x).__name__}, {shortened(repr(x))}: a planned function "
-                "takes arrays, numbers and trees of them. Take it out of the tree, or name a Python value that the "
-                "function only looks at in static_argnames="
-            ) from cause
-
-
-def typed(x: Any) -> Any:
-    """A static argument as a key: by type and value, as ``jax.jit`` compares them, in tuples too: 2 is not 2.0."""
-    return (type(x), *map(typed, x)) if isinstance(x, tuple) else (type(x), x)
 
 
 def trace(
@@ -86,11 +25,11 @@ def trace(
     ``static`` and ``donate`` are numbers of positional arguments; ``fixed`` are static arguments given by name,
     ``donated_names`` the donated ones among ``kwargs``.
     """
-    dynamic = tuple(jax.tree.map(aval, x) for i, x in enumerate(args) if i not in static)
+    dynamic = tuple(jax.tree.map(values.aval, x) for i, x in enumerate(args) if i not in static)
 
     with without_collecting(), planned_here():
         closed, out_shape = jax.make_jaxpr(of_dynamic(fn, args, static, fixed or {}), return_shape=True)(
-            dynamic, jax.tree.map(aval, kwargs)
+            dynamic, jax.tree.map(values.aval, kwargs)
         )
     paths = jax.tree_util.tree_flatten_with_path((dynamic, kwargs))[0]
     names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in paths]
@@ -102,7 +41,7 @@ def trace(
     positions = [i - sum(s < i for s in static) for i in donate]
     given = (*dynamic, *(kwargs[k] for k in sorted(kwargs)))
     positions += [len(dynamic) + k for k, name in enumerate(sorted(kwargs)) if name in donated_names]
-    program.donated[:] = _replacements(jax.tree.map(aval, given), out_shape, positions)
+    program.donated[:] = _replacements(jax.tree.map(values.aval, given), out_shape, positions)
     return program, jax.tree.structure((dynamic, kwargs)), out_shape
 
 
