@@ -6,10 +6,17 @@ from types import ModuleType
 from typing import Any
 
 import sbp_jax
+import sbp_jax.distributed
+import sbp_jax.env
 import sbp_jax.flax
 
 # The modules of which every name is public, by the name that users type.
-NAMESPACES: dict[str, ModuleType] = {"sbp_jax": sbp_jax, "sbp_jax.flax": sbp_jax.flax}
+NAMESPACES: dict[str, ModuleType] = {
+    "sbp_jax": sbp_jax,
+    "sbp_jax.flax": sbp_jax.flax,
+    "sbp_jax.env": sbp_jax.env,
+    "sbp_jax.distributed": sbp_jax.distributed,
+}
 # What users call of rooms that are otherwise the library's own.
 SINGLE = (
     *(f"sbp_jax.boxing.{name}" for name in ("route", "Route", "Step")),

@@ -14,6 +14,7 @@ GROUND = {"errors", "_compat", "paths", "differences"}
 
 # room -> the rooms it may import; it may also import what those may.
 ROOMS: dict[str, set[str]] = {
+    "processes": set(),
     "signature": set(),
     "placement": {"signature", "cluster"},
     "shardings": {"placement"},
@@ -30,11 +31,13 @@ ROOMS: dict[str, set[str]] = {
     "report": {"plan", "cluster", "pieces"},
     "calls": {"trace", "planner", "tensor"},
     "step": {"calls", "lower", "report", "simulate"},
-    "api": {"calls", "step"},
+    "api": {"calls", "step", "processes"},
     "flax": {"api"},
     "pipeline": {"api", "planner"},
-    "distributed": {"placement", "boxing"},
-    "checkpoint": {"placement"},
+    "env": {"processes"},
+    "checkpoint": {"placement", "plan", "tensor", "processes"},
+    "data": {"placement", "shardings", "processes"},
+    "distributed": {"api", "tensor", "boxing", "placement", "processes", "checkpoint"},
     "cli": {"api", "flax", "report", "distributed"},
 }
 

@@ -30,6 +30,7 @@ if _TYPE_CHECKING or not _is_bare:
     from .errors import PlacementError as PlacementError
     from .errors import PlanError as PlanError
     from .errors import PlanMismatch as PlanMismatch
+    from .errors import ProcessError as ProcessError
     from .errors import SbpError as SbpError
     from .errors import SignatureError as SignatureError
     from .lower.count import count_collectives as count_collectives
@@ -99,12 +100,16 @@ def _load_face() -> None:
         __spec__.loader.exec_module(_sys.modules[__name__])
 
 
+# Rooms that come when they are asked for: most programs need none of them.
+_LATER = ("flax", "env", "distributed")
+
+
 def __getattr__(name: str):
     if _is_bare:
         _load_face()
         return getattr(_sys.modules[__name__], name)
-    if name == "flax":
+    if name in _LATER:
         import importlib
 
-        return importlib.import_module(".flax", __name__)
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -187,3 +187,37 @@ def _forget_shortcuts() -> None:
     import jaxlib._jax as _jax  # pyright: ignore
 
     _jax.PjitFunctionCache.clear_all()
+
+
+def coordination_client() -> Any:
+    """The client of JAX's coordination service, which ``jax.distributed.initialize`` connects; None without one."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def process_of_coordination() -> tuple[int, int]:
+    """(this process's rank, the number of processes) as ``jax.distributed.initialize`` was told; no backend starts."""
+    from jax._src import distributed
+
+    return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def backends_are_started() -> bool:
+    """Whether a JAX backend has started, after which processes can no longer be connected."""
+    from jax._src import xla_bridge
+
+    return bool(xla_bridge.backends_are_initialized())
+
+
+def detected_cluster(timeout_seconds: float) -> tuple[str | None, int | None, int | None]:
+    """(coordinator's address, number of processes, rank) as JAX reads them from SLURM, Open MPI, Kubernetes, a TPU pod.
+
+    What it does not find is None. No connection is made but to ask the cluster for its addresses.
+    """
+    from jax._src.clusters import ClusterEnv
+
+    address, processes, rank, _ = ClusterEnv.auto_detect_unset_distributed_params(
+        None, None, None, None, None, int(timeout_seconds)
+    )
+    return address, processes, rank

@@ -26,6 +26,10 @@ class PlanMismatch(PlanError):
     """The compiled program's collectives are not the plan's."""
 
 
+class ProcessError(SbpError):
+    """Processes that cannot be reached, do not come in time, or do not agree on what they do."""
+
+
 class InternalError(RuntimeError):
     """An invariant of this library that does not hold. Neither a ``SbpError`` nor a ``ValueError``: nothing that
     handles users' mistakes, ours or theirs, may take it for one.

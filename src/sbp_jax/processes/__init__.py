@@ -1,0 +1,13 @@
+"""The processes of a run: how they start together, who is which, and what they tell each other.
+
+The low room: it knows nothing of placements or tensors. Nothing here moves tensors; the messages are short texts in
+the key-value store of JAX's coordination service.
+"""
+
+from .ranks import World as World
+from .ranks import current as current
+from .start import initialize as initialize
+from .start import is_initialized as is_initialized
+from .start import shutdown as shutdown
+from .store import Store as Store
+from .store import store as store

@@ -1,0 +1,199 @@
+"""What processes tell each other: short texts in the coordination service's store, and waits that all have a limit.
+
+A wait that runs out names the ranks that did not come. Nothing here is for tensors.
+"""
+
+import json
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._compat import coordination_client, process_of_coordination
+from ..errors import ProcessError
+
+TIMEOUT_SECONDS = 60.0
+"""How long a wait lasts where the caller says nothing else."""
+
+_ROOT = "sbp"
+
+
+class _Single:
+    """The store of a run of one process: the client's interface on a dictionary."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        with self._changed:
+            if key in self._texts and not allow_overwrite:
+                raise RuntimeError(f"ALREADY_EXISTS: {key}")
+            self._texts[key] = value
+            self._changed.notify_all()
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._texts, timeout_in_ms / 1000):
+                raise RuntimeError(f"DEADLINE_EXCEEDED: {key}")
+            return self._texts[key]
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        with self._changed:
+            return [(name, text) for name, text in self._texts.items() if name.startswith(key.rstrip("/") + "/")]
+
+    def key_value_delete(self, key: str) -> None:
+        with self._changed:
+            for name in [name for name in self._texts if name == key or name.startswith(key.rstrip("/") + "/")]:
+                del self._texts[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Texts by key, seen by all processes of the run. Keys are paths (``plans/3/rank 1``)."""
+
+    rank: int
+    size: int
+    client: Any
+    _rounds: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def set(self, key: str, text: str, overwrite: bool = True) -> None:
+        """Write ``text`` under ``key``. Raises ``ProcessError`` if the key is there and may not be overwritten."""
+        try:
+            self.client.key_value_set(f"{_ROOT}/{key}", text, allow_overwrite=overwrite)
+        except RuntimeError as error:
+            if "ALREADY_EXISTS" in str(error):
+                raise ProcessError(f"the key {key!r} has been written before, and may be written once") from error
+            raise self._broken(error) from error
+
+    def get(self, key: str, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
+        """The text under ``key``, waited for. Raises ``ProcessError`` if nobody writes it within the limit."""
+        found = self._wait(key, timeout_seconds)
+        if found is None:
+            raise ProcessError(f"rank {self.rank} waited {timeout_seconds:g} s for {key!r}, and no process has set it")
+        return found
+
+    def entries(self, folder: str) -> dict[str, str]:
+        """Everything under a folder of keys, by its path in the folder. Waits for nothing."""
+        start = f"{_ROOT}/{folder.rstrip('/')}"
+        try:
+            return {name[len(start) + 1 :]: text for name, text in self.client.key_value_dir_get(start)}
+        except RuntimeError as error:
+            if "NOT_FOUND" in str(error):
+                return {}
+            raise self._broken(error) from error
+
+    def delete(self, key: str) -> None:
+        """Forget a key, or all keys of a folder."""
+        try:
+            self.client.key_value_delete(f"{_ROOT}/{key}")
+        except RuntimeError as error:
+            raise self._broken(error) from error
+
+    def gather(self, name: str, text: str = "", timeout_seconds: float = TIMEOUT_SECONDS) -> tuple[str, ...]:
+        """The texts of all processes in rank order: every process calls this with its own.
+
+        ``name`` says what is gathered, in words: errors show it. The same name may be used again and again; all
+        processes then come the same number of times.
+
+        Raises ``ProcessError`` on every process that came, naming those that did not come within the limit; one that
+        comes later gets the same error.
+        """
+        with self._lock:
+            turn = self._rounds[name]
+            self._rounds[name] += 1
+        folder = f"gather/{name}/{turn}"
+        if self.rank:
+            self.set(f"{folder}/{self.rank}", text)
+            # Rank 0 may have come late itself: it gets its whole limit, and we a little more, for its answer.
+            answer = self._wait(f"{folder}/all", timeout_seconds + min(5.0, timeout_seconds))
+            if answer is None:
+                came = {int(rank) for rank in self.entries(folder) if rank.isdecimal()}
+                raise self._missing(name, timeout_seconds, [rank for rank in range(self.size) if rank not in came])
+        else:
+            answer = self._collect(folder, text, timeout_seconds)
+            self.set(f"{folder}/all", answer)
+            if turn:  # All have come here, so all have read the answer before.
+                self.delete(f"gather/{name}/{turn - 1}")
+        read = json.loads(answer)
+        if "missing" in read:
+            raise self._missing(name, read["seconds"], read["missing"])
+        return tuple(read["texts"])
+
+    def barrier(self, name: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """Wait until all processes are here. Raises ``ProcessError`` naming those that are not within the limit."""
+        self.gather(name, "", timeout_seconds)
+
+    def broadcast(self, name: str, text: str | None, source: int = 0, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
+        """The text of process ``source`` on every process; the others pass None.
+
+        Raises ``ProcessError`` naming ``source`` if it does not come within the limit. ``source`` waits for nobody.
+        """
+        with self._lock:
+            turn = self._rounds[f"{name} from {source}"]
+            self._rounds[f"{name} from {source}"] += 1
+        key = f"broadcast/{name}/{source}/{turn}"
+        if self.rank == source:
+            if text is None:
+                raise ProcessError(f"{name}: rank {source} is the source, and passed no text")
+            self.set(key, text)
+            return text
+        found = self._wait(key, timeout_seconds)
+        if found is None:
+            raise self._missing(name, timeout_seconds, [source])
+        return found
+
+    def _collect(self, folder: str, text: str, timeout_seconds: float) -> str:
+        """The answer of rank 0: all texts, or who is missing."""
+        texts, end = [text], time.monotonic() + timeout_seconds
+        for rank in range(1, self.size):
+            found = self._wait(f"{folder}/{rank}", max(0.0, end - time.monotonic()))
+            if found is None:
+                came = self.entries(folder)
+                missing = [rank for rank in range(1, self.size) if str(rank) not in came]
+                if missing:
+                    return json.dumps({"missing": missing, "seconds": timeout_seconds})
+                found = came[str(rank)]
+            texts.append(found)
+        return json.dumps({"texts": texts})
+
+    def _wait(self, key: str, timeout_seconds: float) -> str | None:
+        """The text under ``key``, None when the limit is over."""
+        try:
+            # At least 1 ms: 0 would mean no limit.
+            return self.client.blocking_key_value_get(f"{_ROOT}/{key}", max(1, round(timeout_seconds * 1000)))
+        except RuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            raise self._broken(error) from error
+
+    def _missing(self, name: str, seconds: float, missing: list[int]) -> ProcessError:
+        ranks = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
+        whole = f"of {self.size} processes"
+        return ProcessError(
+            f"{name}: {ranks} not come within {seconds:g} s ({whole}; this is rank {self.rank}). All processes must "
+            "call it, in the same order: look at what the missing ones did last, or give a longer limit"
+        )
+
+    def _broken(self, error: Exception) -> ProcessError:
+        first = str(error).splitlines()[0]
+        return ProcessError(
+            f"rank {self.rank} cannot use the processes' store any more, rank 0 may have ended: {first}"
+        )
+
+
+_stores: list[Store] = []
+_stores_lock = threading.Lock()
+
+
+def store() -> Store:
+    """The store of the run that this process is in. A process on its own has one too."""
+    client = coordination_client()
+    with _stores_lock:
+        if _stores and (_stores[0].client is client or (client is None and isinstance(_stores[0].client, _Single))):
+            return _stores[0]
+        rank, size = (0, 1) if client is None else process_of_coordination()
+        _stores[:] = [Store(rank, size, _Single() if client is None else client)]
+        return _stores[0]
