@@ -14,7 +14,8 @@ GROUND = {"errors", "_compat", "paths", "differences"}
 
 # room -> the rooms it may import; it may also import what those may.
 ROOMS: dict[str, set[str]] = {
-    "processes": set(),
+    "run_dir": set(),
+    "processes": {"run_dir"},
     "signature": set(),
     "placement": {"signature", "cluster"},
     "shardings": {"placement"},

@@ -7,11 +7,12 @@ __version__ = "0.1.0"
 
 
 def _is_the_command_line() -> bool:
-    """Whether this process is `sbp-jax`, or `python -m sbp_jax`."""
+    """Whether this process is `sbp-jax`, `python -m sbp_jax`, or the launcher."""
     script = (getattr(_sys, "argv", None) or [""])[0].replace("\\", "/").rpartition("/")[2]
     if script != "-m":
         return script in ("sbp-jax", "sbp-jax.exe", "sbp-jax-script.py", "sbp-jax-script.pyw")
-    return ("-m", __name__) in zip(_sys.orig_argv, _sys.orig_argv[1:], strict=False)
+    ours = {("-m", __name__), ("-m", f"{__name__}.distributed.launch")}
+    return not ours.isdisjoint(zip(_sys.orig_argv, _sys.orig_argv[1:], strict=False))
 
 
 # To say its help the command line needs none of what follows, which takes seconds: it comes once a command is to run.

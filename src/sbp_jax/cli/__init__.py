@@ -7,4 +7,4 @@ wrong usage or any ``SbpError``, whose message goes to stderr without a tracebac
 from .base import main as main
 
 # Importing a command registers it, in the order of the help.
-from . import planning, reading, benching, examining, calibrating  # isort: skip
+from . import planning, reading, benching, examining, calibrating, launching  # isort: skip

@@ -68,7 +68,8 @@ def _run(argv: Sequence[str] | None) -> int:
     args = None
     try:
         args = parser().parse_args(argv)
-        getattr(sys.modules[__name__.partition(".")[0]], "_load_face")()  # noqa: B009  not of the module's type
+        if getattr(args, "needs_face", True):
+            getattr(sys.modules[__name__.partition(".")[0]], "_load_face")()  # noqa: B009  not of the module's type
         return args.run(args) or 0
     except SystemExit as stop:  # argparse has printed its message, or the help asked for
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2

@@ -11,7 +11,7 @@ import jax
 
 from .._compat import backends_are_started, coordination_client, detected_cluster
 from ..errors import ProcessError
-from . import meeting
+from . import launched, meeting
 from .ranks import World, current, number
 
 HEARTBEAT_SECONDS = 30
@@ -82,6 +82,7 @@ def initialize(
     start = _where(coordinator_address, num_processes, process_id, timeout_seconds)
     if start is None or (start.size == 1 and not start.address):
         _started.append(True)
+        launched.install()
         return current()
     if backends_are_started():
         raise ProcessError(
@@ -89,6 +90,7 @@ def initialize(
             "backend has started in this process, and can no longer be connected to the others"
         )
     bind = bind or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or start.address
+    launched.check_generation()
     end = time.monotonic() + timeout_seconds
     _meet(start, bind, timeout_seconds)
     _set("jax_enable_preemption_service", preemption_service)
@@ -105,6 +107,7 @@ def initialize(
         shutdown_timeout_seconds=shutdown_timeout_seconds,
     )
     _started.append(True)
+    launched.install()
     return current()
 
 

@@ -70,7 +70,7 @@ class Store:
 
     def get(self, key: str, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
         """The text under ``key``, waited for. Raises ``ProcessError`` if nobody writes it within the limit."""
-        found = self._wait(key, timeout_seconds)
+        found = self.wait(key, timeout_seconds)
         if found is None:
             raise ProcessError(f"rank {self.rank} waited {timeout_seconds:g} s for {key!r}, and no process has set it")
         return found
@@ -108,7 +108,7 @@ class Store:
         if self.rank:
             self.set(f"{folder}/{self.rank}", text)
             # Rank 0 may have come late itself: it gets its whole limit, and we a little more, for its answer.
-            answer = self._wait(f"{folder}/all", timeout_seconds + min(5.0, timeout_seconds))
+            answer = self.wait(f"{folder}/all", timeout_seconds + min(5.0, timeout_seconds))
             if answer is None:
                 came = {int(rank) for rank in self.entries(folder) if rank.isdecimal()}
                 raise self._missing(name, timeout_seconds, [rank for rank in range(self.size) if rank not in came])
@@ -140,7 +140,7 @@ class Store:
                 raise ProcessError(f"{name}: rank {source} is the source, and passed no text")
             self.set(key, text)
             return text
-        found = self._wait(key, timeout_seconds)
+        found = self.wait(key, timeout_seconds)
         if found is None:
             raise self._missing(name, timeout_seconds, [source])
         return found
@@ -149,7 +149,7 @@ class Store:
         """The answer of rank 0: all texts, or who is missing."""
         texts, end = [text], time.monotonic() + timeout_seconds
         for rank in range(1, self.size):
-            found = self._wait(f"{folder}/{rank}", max(0.0, end - time.monotonic()))
+            found = self.wait(f"{folder}/{rank}", max(0.0, end - time.monotonic()))
             if found is None:
                 came = self.entries(folder)
                 missing = [rank for rank in range(1, self.size) if str(rank) not in came]
@@ -159,8 +159,8 @@ class Store:
             texts.append(found)
         return json.dumps({"texts": texts})
 
-    def _wait(self, key: str, timeout_seconds: float) -> str | None:
-        """The text under ``key``, None when the limit is over."""
+    def wait(self, key: str, timeout_seconds: float) -> str | None:
+        """The text under ``key``; None if nobody has written it when the limit is over."""
         try:
             # At least 1 ms: 0 would mean no limit.
             return self.client.blocking_key_value_get(f"{_ROOT}/{key}", max(1, round(timeout_seconds * 1000)))
