@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import sbp_jax
+import sbp_jax.data
 import sbp_jax.distributed
 import sbp_jax.env
 import sbp_jax.flax
@@ -14,6 +15,7 @@ import sbp_jax.flax
 NAMESPACES: dict[str, ModuleType] = {
     "sbp_jax": sbp_jax,
     "sbp_jax.flax": sbp_jax.flax,
+    "sbp_jax.data": sbp_jax.data,
     "sbp_jax.env": sbp_jax.env,
     "sbp_jax.distributed": sbp_jax.distributed,
 }

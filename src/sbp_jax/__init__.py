@@ -22,12 +22,14 @@ if "_is_bare" not in globals():
 if _TYPE_CHECKING or not _is_bare:
     from . import boxing as boxing
     from . import cluster as cluster
+    from . import data as data
     from . import planner as planner
     from . import signature as sbp
     from .api import AutoParallelConfig as AutoParallelConfig
     from .api import auto_parallel as auto_parallel
     from .api import plan as plan
     from .cluster import Cluster as Cluster
+    from .errors import DataError as DataError
     from .errors import PlacementError as PlacementError
     from .errors import PlanError as PlanError
     from .errors import PlanMismatch as PlanMismatch

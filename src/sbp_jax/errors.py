@@ -30,6 +30,10 @@ class ProcessError(SbpError):
     """Processes that cannot be reached, do not come in time, or do not agree on what they do."""
 
 
+class DataError(SbpError):
+    """A data source, an example or a saved state that ``sbp.data`` cannot use."""
+
+
 class InternalError(RuntimeError):
     """An invariant of this library that does not hold. Neither a ``SbpError`` nor a ``ValueError``: nothing that
     handles users' mistakes, ours or theirs, may take it for one.

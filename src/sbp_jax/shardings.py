@@ -14,6 +14,13 @@ PlacementLike: TypeAlias = Placement | Mesh | AbstractMesh
 SbpLike: TypeAlias = SignatureLike | PartitionSpec | NamedSharding
 
 
+def is_sbp(x: Any) -> bool:
+    """Whether ``x`` is read as one signature (None: no pin), and not as a tree of them."""
+    return x is None or isinstance(x, str | Signature | Component | PartitionSpec | NamedSharding) or (
+        isinstance(x, tuple | list) and len(x) > 0 and all(isinstance(c, Component) for c in x)
+    )  # fmt: skip
+
+
 def as_placement(given: Any, what: str = "placement") -> Placement:
     """A placement, or that of a mesh. Raises ``PlacementError`` for anything else."""
     if isinstance(given, Placement):

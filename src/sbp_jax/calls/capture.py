@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import PlanError
 from ..placement import Placement
 from ..planner import Among, inner_pins, pin_of
-from ..signature import Component, Signature
+from ..shardings import is_sbp
+from ..signature import Signature
 from ..trace import Op, Program, build, planned_here, without_collecting
 from . import values
 from .path_pins import Argument, Asked, PinDict, followers, matches
@@ -154,22 +154,16 @@ def _by_path(found: Sequence[Argument], asked: PinDict, with_moments: bool) -> d
     return pinned
 
 
-def _is_signature(x: Any) -> bool:
-    return x is None or isinstance(x, str | Signature | Component | PartitionSpec | NamedSharding) or (
-        isinstance(x, tuple | list) and len(x) > 0 and all(isinstance(c, Component) for c in x)
-    )  # fmt: skip
-
-
 def _spread(given: Any, numbers: Any, words: str) -> list[tuple[int, Any]]:
     """A tree of signatures (or a prefix of one) against a tree of leaf numbers."""
     if given is None:
         return []
-    if _is_signature(given):
+    if is_sbp(given):
         return [(k, given) for k in jax.tree.leaves(numbers)]
     try:
         spread = jax.tree.map(
             lambda s, part: [(k, s) for k in jax.tree.leaves(part)] if s is not None else [],
-            given, numbers, is_leaf=_is_signature,
+            given, numbers, is_leaf=is_sbp,
         )  # fmt: skip
     except ValueError as error:
         raise PlanError(f"{words} does not have the structure of what it pins: {error}") from None
