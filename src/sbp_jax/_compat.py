@@ -221,3 +221,40 @@ def detected_cluster(timeout_seconds: float) -> tuple[str | None, int | None, in
         None, None, None, None, None, int(timeout_seconds)
     )
     return address, processes, rank
+
+
+_abandoned: list[Any] = []
+
+
+def abandon_coordination() -> None:
+    """Leave the coordination service without its exit barrier, which waits for all other processes.
+
+    The others see it as a process that died: after the heartbeat's limit, at once if this is rank 0.
+    """
+    from jax._src import distributed
+
+    state = distributed.global_state
+    _abandoned.append((state.client, state.service, state.preemption_sync_manager))
+    state.client = state.service = state.preemption_sync_manager = None
+
+
+def keep_cpu_collectives_on(host: str) -> None:
+    """Gloo, which moves tensors between processes on CPUs, listens on this address only, not on the host name's.
+
+    Before a backend starts. Where JAX is built otherwise nothing changes.
+    """
+    try:
+        from jax._src import distributed, xla_bridge
+        from jax._src.lib import _jax
+
+        make, register = xla_bridge.make_cpu_client, xla_bridge.register_backend_factory
+        gloo = _jax.make_gloo_tcp_collectives
+    except (ImportError, AttributeError):
+        return
+
+    def client() -> Any:
+        if jax.config.jax_cpu_collectives_implementation != "gloo" or distributed.global_state.client is None:  # pyright: ignore
+            return make()
+        return make(collectives=gloo(distributed_client=distributed.global_state.client, hostname=host))
+
+    register("cpu", client, priority=0, fail_quietly=False)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from world import World
+from world import World, alone
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +46,47 @@ store().barrier(f"the test's barrier {args[0]}", timeout_seconds=1)
     for error in errors[:missing] + errors[missing + 1 :]:
         assert error is not None
         assert error[0] == "ProcessError" and f"rank {missing} has not come within 1 s" in error[1]
+
+
+def test_a_case_that_one_process_leaves_names_why() -> None:
+    """An exception in one process: the others stop waiting for it, and nobody waits in an exit barrier."""
+    ended = alone(
+        """
+import sbp_jax as sbp
+from sbp_jax.processes import store
+sbp.distributed.initialize(timeout_seconds=100)
+if sbp.env.get_rank() == 1:
+    raise ValueError("the data is gone")
+store().barrier("the next step", timeout_seconds=100)
+""",
+        processes=3,
+    )
+    assert [one.code for one in ended] == [1, 1, 1], ended
+    for one in ended[0], ended[2]:
+        assert "the next step: rank 1 has not come and will not" in one.output
+        assert "Rank 1 failed with ValueError: the data is gone" in one.output
+
+
+def test_everything_listens_on_loopback_only() -> None:
+    """JAX's coordinator and Gloo: 127.0.0.2 is loopback too, and nobody's default. Rank 1 goes there from 127.0.0.1."""
+    ended = alone(
+        """
+import os, jax, jax.numpy as jnp
+import sbp_jax as sbp
+from jax.experimental import multihost_utils
+sbp.distributed.initialize(timeout_seconds=100)
+multihost_utils.process_allgather(jnp.ones(3))
+files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+mine = {os.readlink(file) for file in files if os.path.islink(file)}
+for name in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for line in open(name).read().splitlines()[1:]:
+        _, local, _, state, *rest = line.split()
+        if state == "0A" and f"socket:[{rest[5]}]" in mine:
+            print("listens", local.partition(":")[0])
+""",
+        extra={"MASTER_ADDR": "127.0.0.2"},
+    )
+    assert [one.code for one in ended] == [0, 0], ended
+    for one, address in zip(ended, ("0200007F", "0100007F"), strict=True):
+        listening = [line.split()[1] for line in one.output.splitlines() if line.startswith("listens")]
+        assert listening and all(found.endswith(address) for found in listening), listening

@@ -15,7 +15,7 @@ from ..errors import ProcessError
 
 _GREETING = b"sbp_jax meeting 1\n"
 _MOST_BYTES = 4096  # of a line: more is not ours
-_LINGER_SECONDS = 10.0
+_LINGER_SECONDS = 10.0  # after a disagreement, for those still to come
 _RETRY_SECONDS = 0.05
 # What to look at, where nobody answers.
 _CHECK = (
@@ -42,24 +42,31 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def gather(bind: str, hello: Hello, seconds: float) -> None:
+def gather(bind: str, hello: Hello, seconds: float) -> str:
     """Rank 0's part: wait for all others at ``bind``, compare, tell all of them the outcome.
+
+    The address of this machine by which the others came; without others, the one that it listened on.
 
     Raises ``ProcessError`` if the port is taken, somebody does not come within the limit, or two do not agree.
     """
     listener = _listen(bind)
     with listener, selectors.DefaultSelector() as waiting:
         host = _Host(listener, waiting, hello)
+        here = listener.getsockname()[0]
         verdict = host.collect(time.monotonic() + seconds, seconds)
         if verdict:
             host.linger(verdict, time.monotonic() + min(_LINGER_SECONDS, seconds))
     host.tell(verdict)  # The port is free again: whoever hears of success may look for JAX's service there.
+    host.close()
     if verdict:
         raise ProcessError(verdict)
+    return host.here or here
 
 
-def join(address: str, hello: Hello, seconds: float) -> None:
+def join(address: str, hello: Hello, seconds: float) -> str:
     """The others' part: say who we are at ``address``, wait for the outcome, then for JAX's service to listen there.
+
+    The address of this machine by which it reached rank 0.
 
     Raises ``ProcessError`` if nobody answers within the limit, or with the outcome where it is one.
     """
@@ -77,6 +84,7 @@ def join(address: str, hello: Hello, seconds: float) -> None:
                 if _line(connection, min(left, 10.0)) + b"\n" != _GREETING:
                     reason = "what listens there is not rank 0 of such a run: the port may be another program's"
                 else:
+                    here = connection.getsockname()[0]
                     _send(connection, asdict(hello))
                     # Rank 0 says at its own limit who is missing: leave it time to.
                     _hear(_line(connection, left + _LINGER_SECONDS), address, hello)
@@ -87,6 +95,7 @@ def join(address: str, hello: Hello, seconds: float) -> None:
             reason = error.strerror or str(error)
         time.sleep(min(_RETRY_SECONDS, max(0.0, end - time.monotonic())))
     _await_port(address, hello, end)
+    return here
 
 
 class _Host:
@@ -96,6 +105,8 @@ class _Host:
         self.listener, self.waiting, self.hello = listener, waiting, hello
         self.came: dict[int, Hello] = {0: hello}
         self.connections: list[socket.socket] = []
+        self.here = ""
+        self.most = hello.size  # processes that may come, by what any of them was told
         self.read: dict[socket.socket, bytes] = {}
         listener.setblocking(False)
         waiting.register(listener, selectors.EVENT_READ)
@@ -106,7 +117,7 @@ class _Host:
             left = end - time.monotonic()
             if left <= 0:
                 missing = [rank for rank in range(self.hello.size) if rank not in self.came]
-                return f"{_ranks(missing)} of {self.hello.size} not come to the coordinator within {seconds:g} s"
+                return _absent(missing, self.hello.size, seconds)
             for come in self.next(left):
                 wrong = self.compare(come)
                 if wrong:
@@ -181,26 +192,34 @@ class _Host:
             connection.close()
             return None
         self.connections.append(connection)
+        self.most = min(max(self.most, come.size), 4096)
+        # Of several interfaces, one that other machines reach, if any came from another machine.
+        here = connection.getsockname()[0]
+        self.here = here if not self.here or self.here.startswith("127.") else self.here
         return come
 
     def linger(self, verdict: str, end: float) -> None:
         """Tell the outcome to those that have come, and wait a little for those still to come, so that they hear it."""
-        most = max([self.hello.size, *(come.size for come in self.came.values())])
-        while len(self.connections) < most - 1 and time.monotonic() < end:
-            self.tell(verdict, keep=True)
+        while len(self.connections) < self.most - 1 and time.monotonic() < end:
+            self.tell(verdict)
             self.next(max(0.0, min(0.2, end - time.monotonic())))
 
-    def tell(self, verdict: str, keep: bool = False) -> None:
+    def tell(self, verdict: str) -> None:
         for connection in self.connections:
-            if keep and connection.fileno() < 0:
-                continue
             if connection.fileno() >= 0:
                 _send(connection, {"verdict": verdict})
                 connection.close()
 
+    def close(self) -> None:
+        """Hang up on those that have not said who they are."""
+        for connection in self.read:
+            connection.close()
 
-def _ranks(missing: list[int]) -> str:
-    return f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
+
+def _absent(missing: list[int], size: int, seconds: float) -> str:
+    one = len(missing) == 1
+    ranks = f"rank{'' if one else 's'} {', '.join(map(str, missing))} of {size} {'has' if one else 'have'}"
+    return f"{ranks} not come to the coordinator within {seconds:g} s: see whether they run, and what they printed"
 
 
 def _listen(bind: str) -> socket.socket:
@@ -252,12 +271,7 @@ def _hello(line: bytes) -> Hello | None:
     except (ValueError, TypeError, KeyError):
         return None
     numbers = (come.rank, come.size, come.generation)
-    return come if all(type(number) is int for number in numbers) and come.rank > 0 else _as_second_zero(come)
-
-
-def _as_second_zero(come: Hello) -> Hello | None:
-    """A second process that says it is rank 0 cannot listen, so it comes here only if its address differs."""
-    return come if type(come.rank) is int and come.rank == 0 else None
+    return come if all(type(number) is int and number >= 0 for number in numbers) else None
 
 
 def _hear(line: bytes, address: str, hello: Hello) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import jax
 
-from .._compat import backends_are_started, coordination_client, detected_cluster
+from .._compat import backends_are_started, coordination_client, detected_cluster, keep_cpu_collectives_on
 from ..errors import ProcessError
-from . import launched, meeting
+from . import launched, leaving, meeting
 from .ranks import World, current, number
 
 HEARTBEAT_SECONDS = 30
@@ -66,7 +66,8 @@ def initialize(
         machine (127.0.0.1) cannot be reached from another. Anything wider gives a warning.
       timeout_seconds: how long to wait for the other processes.
       heartbeat_timeout_seconds: a process that is silent for so long is dead, and JAX ends the others.
-      shutdown_timeout_seconds: how long a process that ends waits for the others to end.
+      shutdown_timeout_seconds: how long a process that ends waits for the others to end. A process that an exception
+        ends does not wait. Give more where rank 0 works on alone for longer after the others have ended.
       preemption_service: JAX's own, which swallows SIGTERM and asks for a checkpoint at a common step. Off by default,
         so that SIGTERM ends a process as it does without JAX.
 
@@ -92,10 +93,11 @@ def initialize(
     bind = bind or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or start.address
     launched.check_generation()
     end = time.monotonic() + timeout_seconds
-    _meet(start, bind, timeout_seconds)
+    here = _meet(start, bind, timeout_seconds)
     _set("jax_enable_preemption_service", preemption_service)
     if not getattr(jax.config, "jax_cpu_collectives_implementation", None):
         _set("jax_cpu_collectives_implementation", "gloo")
+    keep_cpu_collectives_on(here)
     jax.distributed.initialize(
         coordinator_address=start.address,
         num_processes=start.size,
@@ -106,6 +108,7 @@ def initialize(
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
         shutdown_timeout_seconds=shutdown_timeout_seconds,
     )
+    leaving.watch(shutdown_timeout_seconds)
     _started.append(True)
     launched.install()
     return current()
@@ -117,6 +120,7 @@ def shutdown() -> None:
     A process that ends does so by itself. JAX cannot connect again in the same process once a backend has started.
     """
     _started.clear()
+    leaving.forget()
     if coordination_client() is not None:
         jax.distributed.shutdown()
 
@@ -190,18 +194,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _meet(start: Start, bind: str, timeout_seconds: float) -> None:
+def _meet(start: Start, bind: str, timeout_seconds: float) -> str:
+    """All processes, agreed; the address of this machine by which it reached the coordinator."""
     hello = meeting.Hello(start.rank, start.size, current().generation, jax.__version__)
     if start.rank:
-        meeting.join(start.address, hello, timeout_seconds)
-        return
+        return meeting.join(start.address, hello, timeout_seconds)
     if not is_loopback(meeting.host_and_port(bind)[0]):
         warnings.warn(
             f"rank 0 listens on {bind}, which other machines can reach: whoever can connect there can take part in "
             "this run. Keep the port inside a trusted network",
             stacklevel=4,
         )
-    meeting.gather(bind, hello, timeout_seconds)
+    return meeting.gather(bind, hello, timeout_seconds)
 
 
 def _devices(given: int | Sequence[int] | None, variables: Mapping[str, str]) -> int | Sequence[int] | None:

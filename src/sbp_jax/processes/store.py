@@ -17,6 +17,7 @@ TIMEOUT_SECONDS = 60.0
 """How long a wait lasts where the caller says nothing else."""
 
 _ROOT = "sbp"
+_LOOK_SECONDS = 1.0  # how often a wait looks whether the process that it waits for has ended
 
 
 class _Single:
@@ -108,7 +109,7 @@ class Store:
         if self.rank:
             self.set(f"{folder}/{self.rank}", text)
             # Rank 0 may have come late itself: it gets its whole limit, and we a little more, for its answer.
-            answer = self.wait(f"{folder}/all", timeout_seconds + min(5.0, timeout_seconds))
+            answer = self.wait(f"{folder}/all", timeout_seconds + min(5.0, timeout_seconds), of=0)
             if answer is None:
                 came = {int(rank) for rank in self.entries(folder) if rank.isdecimal()}
                 raise self._missing(name, timeout_seconds, [rank for rank in range(self.size) if rank not in came])
@@ -121,6 +122,14 @@ class Store:
         if "missing" in read:
             raise self._missing(name, read["seconds"], read["missing"])
         return tuple(read["texts"])
+
+    def end(self, how: str) -> None:
+        """Tell the others that this process ends, and how (``has ended``, ``failed with ...``): they stop waiting."""
+        self.set(f"ended/{self.rank}", how)
+
+    def ended(self) -> dict[int, str]:
+        """The processes that have ended by now, and how."""
+        return {int(rank): how for rank, how in self.entries("ended").items()}
 
     def barrier(self, name: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Wait until all processes are here. Raises ``ProcessError`` naming those that are not within the limit."""
@@ -140,7 +149,7 @@ class Store:
                 raise ProcessError(f"{name}: rank {source} is the source, and passed no text")
             self.set(key, text)
             return text
-        found = self.wait(key, timeout_seconds)
+        found = self.wait(key, timeout_seconds, of=source)
         if found is None:
             raise self._missing(name, timeout_seconds, [source])
         return found
@@ -149,7 +158,7 @@ class Store:
         """The answer of rank 0: all texts, or who is missing."""
         texts, end = [text], time.monotonic() + timeout_seconds
         for rank in range(1, self.size):
-            found = self.wait(f"{folder}/{rank}", max(0.0, end - time.monotonic()))
+            found = self.wait(f"{folder}/{rank}", max(0.0, end - time.monotonic()), of=rank)
             if found is None:
                 came = self.entries(folder)
                 missing = [rank for rank in range(1, self.size) if str(rank) not in came]
@@ -159,22 +168,31 @@ class Store:
             texts.append(found)
         return json.dumps({"texts": texts})
 
-    def wait(self, key: str, timeout_seconds: float) -> str | None:
-        """The text under ``key``; None if nobody has written it when the limit is over."""
-        try:
-            # At least 1 ms: 0 would mean no limit.
-            return self.client.blocking_key_value_get(f"{_ROOT}/{key}", max(1, round(timeout_seconds * 1000)))
-        except RuntimeError as error:
-            if "DEADLINE_EXCEEDED" in str(error):
+    def wait(self, key: str, timeout_seconds: float, of: int | None = None) -> str | None:
+        """The text under ``key``, None when the limit is over, or once process ``of``, which is to write it, ended."""
+        end = time.monotonic() + timeout_seconds
+        while True:
+            left = end - time.monotonic()
+            part = left if of is None else min(left, _LOOK_SECONDS)
+            try:
+                # At least 1 ms: 0 would mean no limit.
+                return self.client.blocking_key_value_get(f"{_ROOT}/{key}", max(1, round(part * 1000)))
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise self._broken(error) from error
+            if left <= _LOOK_SECONDS:
                 return None
-            raise self._broken(error) from error
+            if of in self.ended():  # It may have written its text just before.
+                return self.entries(key.rpartition("/")[0]).get(key.rpartition("/")[2])
 
     def _missing(self, name: str, seconds: float, missing: list[int]) -> ProcessError:
         ranks = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
-        whole = f"of {self.size} processes"
+        ended = {rank: how for rank, how in self.ended().items() if rank in missing}
+        how = "".join(f". Rank {rank} {how}" for rank, how in ended.items())
         return ProcessError(
-            f"{name}: {ranks} not come within {seconds:g} s ({whole}; this is rank {self.rank}). All processes must "
-            "call it, in the same order: look at what the missing ones did last, or give a longer limit"
+            f"{name}: {ranks} not come {'and will not' if ended else f'within {seconds:g} s'} (of {self.size} "
+            f"processes; this is rank {self.rank}){how}. All processes must call it, in the same order"
+            + ("" if ended else ": look at what the missing ones did last, or give a longer limit")
         )
 
     def _broken(self, error: Exception) -> ProcessError:
