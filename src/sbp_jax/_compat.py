@@ -244,8 +244,8 @@ def keep_cpu_collectives_on(host: str) -> None:
     Before a backend starts. Where JAX is built otherwise nothing changes.
     """
     try:
+        import jaxlib._jax as _jax  # pyright: ignore
         from jax._src import distributed, xla_bridge
-        from jax._src.lib import _jax
 
         make, register = xla_bridge.make_cpu_client, xla_bridge.register_backend_factory
         gloo = _jax.make_gloo_tcp_collectives

@@ -16,6 +16,8 @@ from .store import Store, store
 
 _PATIENCE_SECONDS = 5.0  # before a wait at the end is told of
 
+_GRACE_SECONDS = 3.0
+
 _failed: list[bool] = []
 _installed: list[float] = []
 
@@ -53,9 +55,17 @@ def _leave() -> None:
         return
     try:
         if _failed or not _all_leave(store(), _installed[0]):
+            _let_others_speak(store())
             abandon_coordination()
     except ProcessError:
         abandon_coordination()
+
+
+def _let_others_speak(here: Store) -> None:
+    """Rank 0 takes the coordinator with it, and JAX then ends the others at once: time for their own errors first."""
+    end = time.monotonic() + _GRACE_SECONDS
+    while here.rank == 0 and len(here.ended()) < here.size and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def _all_leave(here: Store, limit_seconds: float) -> bool:
