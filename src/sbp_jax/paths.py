@@ -39,6 +39,19 @@ def plain(paths: Sequence[str]) -> list[str]:
     return found
 
 
+def named(path: str, names: Sequence[str]) -> str:
+    """The path with its argument called by name: ``0/w`` -> ``params/w``, ``1`` -> ``x``.
+
+    ``names`` are those of the arguments given by position; an empty one leaves the argument out
+    (``model/head/kernel``). What begins with no number of an argument stays.
+    """
+    root, slash, rest = path.partition("/")
+    if not (root.isdecimal() and int(root) < len(names)):
+        return path
+    name = names[int(root)]
+    return f"{name}{slash}{rest}" if name else rest or path
+
+
 def spellings(path: str, is_rooted: bool = True) -> tuple[str, ...]:
     """The path, and what it is called with parts left out: the argument (``is_rooted``), then ``params`` or ``model``.
 
@@ -66,12 +79,13 @@ def without_holder(key: str) -> str:
     return rest if last in _HOLDERS and rest.replace("*", "").replace("/", "") else key
 
 
-def folders(paths: Sequence[str]) -> list[str]:
+def folders(paths: Sequence[str], names: Sequence[str] = ()) -> list[str]:
     """The folders that parameters lie in, as names of layers.
 
     The argument and ``params`` or ``model`` below it are left out where all share them, so that a layer's name and a
     parameter's are a spelling of its path; not where a name would begin with a number then. A parameter that lies
-    directly below what is left out is a layer of its own, as is each where all lie in one folder.
+    directly below what is left out is a layer of its own, as is each where all lie in one folder. An argument that
+    stays is called by name (``names``, see ``named``).
     """
     parts = [p.split("/") for p in paths]
     least = min(map(len, parts), default=0)
@@ -82,7 +96,8 @@ def folders(paths: Sequence[str]) -> list[str]:
     start = shared
     while start and any(p[start].isdigit() for p in parts):
         start -= 1
-    return ["/".join(p[start:] if is_flat or len(p) == shared + 1 else p[start:-1]) for p in parts]
+    found = ["/".join(p[start:] if is_flat or len(p) == shared + 1 else p[start:-1]) for p in parts]
+    return found if start else [named(name, names) for name in found]
 
 
 def n_shared(paths: Sequence[Sequence[str]]) -> int:

@@ -85,8 +85,11 @@ def test_arguments_by_name_and_a_planned_function() -> None:
     ("pins", "message"),
     [
         ({"head/kernl": "B, S(1)"}, r"pins: no variable matches 'head/kernl' \(did you mean .*head/kernel"),
-        ({"head/kernel": "S(0)"}, r"pins\['head/kernel'\] for 0/head/kernel: signature \(S\(0\)\) has 1 component"),
-        ({"head/kernel": "S(3), B"}, r"pins\['head/kernel'\] for 0/head/kernel: .*rank 2"),
+        (
+            {"head/kernel": "S(0)"},
+            r"pins\['head/kernel'\] for params/head/kernel: signature .* has 1 comp",
+        ),
+        ({"head/kernel": "S(3), B"}, r"pins\['head/kernel'\] for params/head/kernel: .*rank 2"),
         ({"blocks/*/kernel": "B, B", "blocks/1/*ernel": "S(0), B", "blocks/1/kerne*": "B, S(0)"}, "neither is"),
         ("B, B", "pins is a dictionary of signatures by path, got str"),
     ],

@@ -62,7 +62,7 @@ def test_the_exit_code_says_whether_plans_differ(saved: Path, tmp_path: Path, ca
     assert main(["diff", str(saved), str(saved)]) == 0
     capsys.readouterr()
     assert main(["diff", str(saved), str(other)]) == 1
-    assert "0/a" in capsys.readouterr().out
+    assert "w/a" in capsys.readouterr().out
     assert main(["diff", str(saved), str(other), "--json"]) == 1
     assert "S(0), S(0)" in json.dumps(json.loads(capsys.readouterr().out))
 

@@ -24,7 +24,7 @@ def test_a_pinned_weight(plan: sbp.Plan, other: sbp.Plan) -> None:
     found = sbp.diff(plan, other)
     assert found and not found.same and found.remarks == ()
     changed = {c.what: (c.a, c.b) for c in found.arguments}
-    assert changed["0/params/up/w"] == ("S(1)", "B")
+    assert changed["state/params/up/w"] == ("S(1)", "B")
     numbers = {n.name: n for n in found.numbers}
     assert numbers["memory per device"].b > numbers["memory per device"].a
     assert numbers["step seconds"].b - numbers["step seconds"].a == pytest.approx(
@@ -34,8 +34,8 @@ def test_a_pinned_weight(plan: sbp.Plan, other: sbp.Plan) -> None:
     moved = sum(m.bytes for m in found.boxings)
     assert added and moved == pytest.approx(other.bytes_on_wire - plan.bytes_on_wire)
     text = str(found)
-    assert "0/params/up/w" in text and "added" in text and "step seconds" in text
-    assert found.to_dict()["same"] is False and "0/params/up/w" in found._repr_html_()
+    assert "state/params/up/w" in text and "added" in text and "step seconds" in text
+    assert found.to_dict()["same"] is False and "state/params/up/w" in found._repr_html_()
 
 
 def test_a_boxing_gone(plan: sbp.Plan) -> None:

@@ -24,7 +24,7 @@ def test_an_argument_with_its_alternatives(plan: sbp.Plan) -> None:
     whole = next(a for a in d.alternatives if str(a.signature) == "B")
     assert whole.peak_bytes > 0 and whole.boxing_seconds > 0
     text = str(found)
-    assert "0/params/up/w float32[1024,8192] is (S(1))" in text and line_of("the first product") in text
+    assert "state/params/up/w float32[1024,8192] is (S(1))" in text and line_of("the first product") in text
 
 
 def test_alternatives_are_the_programs_own_costs(plan: sbp.Plan) -> None:
@@ -113,7 +113,7 @@ def test_unknown_names_get_the_nearest(plan: sbp.Plan) -> None:
         plan.explain("0/param/up/w")
     with pytest.raises(sbp.PlanError, match=r"'down' means .* decisions .*: an alternative is of one"):
         plan.explain("down", alternative="B")
-    with pytest.raises(sbp.PlanError, match=r"\(P\) is not among the signatures of 0/.*Possible: .*\(S\(0\)\)"):
+    with pytest.raises(sbp.PlanError, match=r"\(P\) is not among the signatures of state/.*Possible: .*\(S\(0\)\)"):
         plan.explain("0/params/up/w", alternative="P")
     with pytest.raises(sbp.SignatureError):
         plan.explain("0/params/up/w", alternative="S(7)")

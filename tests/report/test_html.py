@@ -86,7 +86,7 @@ def test_a_page_has_all_and_nothing_from_outside(plan: sbp.Plan, tmp_path: Path)
     assert found.headings[: len(SECTIONS)] == SECTIONS
     assert len(found.pictures) >= 5 and all(len(p) > 20 for p in found.pictures)
     assert len(text) < 150_000
-    for words in ("0/params/up/w", line_of("the second product"), "all_reduce", "optimizer state", "proven"):
+    for words in ("state/params/up/w", line_of("the second product"), "all_reduce", "optimizer state", "proven"):
         assert words in text
     assert "prefers-color-scheme:dark" in text
 

@@ -18,10 +18,13 @@ def test_two_layers_and_a_loss(plan: sbp.Plan) -> None:
     found = {r.name: r for r in rows(plan)}
     assert list(found) == ["up", "down", "(loss)", "(inputs)"]
     up, down = found["up"], found["down"]
-    assert [(x.path, str(x.signature)) for x in up.parameters] == [("0/params/up/b", "S(0)"), ("0/params/up/w", "S(1)")]
+    assert [(x.path, str(x.signature)) for x in up.parameters] == [
+        ("state/params/up/b", "S(0)"),
+        ("state/params/up/w", "S(1)"),
+    ]
     assert [(x.path, str(x.signature)) for x in down.parameters] == [
-        ("0/params/down/b", "B"),
-        ("0/params/down/w", "S(0)"),
+        ("state/params/down/b", "B"),
+        ("state/params/down/w", "S(0)"),
     ]
     assert [str(a.signature) for a in up.activations] == ["S(1)"]
     assert [str(a.signature) for a in down.activations] == ["P"]

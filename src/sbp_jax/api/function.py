@@ -54,6 +54,8 @@ class ParallelFunction:
         self._name = roles.name
         self._placement = self._asked = asked_placement(where)
         self._in_sbp, self._out_sbp, self._pins, self._given = in_sbp, out_sbp, pins, given
+        self.argument_names: tuple[str, ...] | None = None
+        """What reports call the arguments given by position, where the function's own names say nothing."""
         self._entries: dict[Any, LoweredStep] = {}
         self._plans: dict[Any, PlanData] = {}
         self._looks: list[dict[str, Any]] = []
@@ -138,6 +140,9 @@ class ParallelFunction:
             call = replace(call, args=some, kwargs=as_arrays(call.kwargs))
         return call
 
+    def _names(self, call: Call) -> tuple[str, ...]:
+        return self._roles.names(call) if self.argument_names is None else self.argument_names
+
     def _taken_apart(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         call = self._call(args, kwargs)
         return call.dynamic, call.kwargs
@@ -147,7 +152,7 @@ class ParallelFunction:
         try:
             looks = tuple(map(values.look, leaves))
         except (TypeError, ValueError) as error:
-            values.check_arrays(self._name, call.dynamic, call.kwargs, self._roles.names(call), error)
+            values.check_arrays(self._name, call.dynamic, call.kwargs, self._names(call), error)
             raise
         statics = tuple([values.typed(call.args[i]) for i in call.static])
         fixed = tuple(sorted((k, values.typed(x)) for k, x in call.fixed.items())) if call.fixed else ()
@@ -178,8 +183,9 @@ class ParallelFunction:
         with Progress(self._name) as progress:
             progress("tracing")
             program, in_tree, out_shape = capture.trace(
-                self._fn, call.args, kwargs, call.static, call.donated, call.fixed, call.donated_names
-            )
+                self._fn, call.args, kwargs, call.static, call.donated, call.fixed, call.donated_names,
+                self._names(call),
+            )  # fmt: skip
             out_tree = jax.tree.structure(out_shape)
             traced = program
             # Another static argument, another setting of JAX: often the same program.
@@ -191,7 +197,7 @@ class ParallelFunction:
                     padded = self._config.pad or (self._given is not None and bool(self._given.options.get("pad")))
                     pins = capture.pins(
                         traced, where, self._in_sbp, self._out_sbp, in_tree, out_shape, padded, self._pins,
-                        self._roles.names(call), not self._config.zero_stage,
+                        self._names(call), not self._config.zero_stage,
                     )  # fmt: skip
                 return request_for(where, self._config, pins, progress)
 

@@ -57,7 +57,7 @@ def key_of(program: Program, requests: Sequence[Request], config: AutoParallelCo
     labels = [op.label for op in (*program.input_ops, *program.output_ops)]
     asked = [{f.name: getattr(r, f.name) for f in fields(r) if f.name != "progress"} for r in requests]
     options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _OF_THE_RUN | {"cluster"}}
-    text = canonical_text((fingerprint(program), labels, asked, options, _versions()))
+    text = canonical_text((fingerprint(program), labels, program.argument_names, asked, options, _versions()))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

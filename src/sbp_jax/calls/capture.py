@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from ..errors import PlanError
+from ..paths import named
 from ..placement import Placement
 from ..planner import Among, inner_pins, pin_of
 from ..shardings import is_sbp
@@ -18,12 +19,12 @@ from .path_pins import Argument, Asked, PinDict, followers, matches
 
 def trace(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static: Sequence[int], donate: Sequence[int],
-    fixed: Mapping[str, Any] | None = None, donated_names: Sequence[str] = (),
+    fixed: Mapping[str, Any] | None = None, donated_names: Sequence[str] = (), names: Sequence[str] = (),
 ) -> tuple[Program, Any, Any]:  # fmt: skip
     """The program of a call, the tree of its dynamic arguments, and its results' shapes.
 
     ``static`` and ``donate`` are numbers of positional arguments; ``fixed`` are static arguments given by name,
-    ``donated_names`` the donated ones among ``kwargs``.
+    ``donated_names`` the donated ones among ``kwargs``. ``names`` are what the arguments given by position are called.
     """
     dynamic = tuple(jax.tree.map(values.aval, x) for i, x in enumerate(args) if i not in static)
 
@@ -32,9 +33,10 @@ def trace(
             dynamic, jax.tree.map(values.aval, kwargs)
         )
     paths = jax.tree_util.tree_flatten_with_path((dynamic, kwargs))[0]
-    names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in paths]
+    labels = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in paths]
     with without_collecting():
-        program = build(closed, names)
+        program = build(closed, labels)
+    program.argument_names = tuple(names)
     out_paths = jax.tree_util.tree_flatten_with_path(out_shape)[0]
     for op, (path, _) in zip(program.output_ops, out_paths, strict=True):
         op.label = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -134,10 +136,7 @@ def pins(
 
 
 def _argument(op: Op, names: Sequence[str]) -> Argument:
-    root, slash, rest = op.label.partition("/")
-    is_numbered = root.isdigit() and int(root) < len(names)
-    named = f"{names[int(root)]}{slash}{rest}" if is_numbered else op.label
-    return Argument(op.label, named, op.outs[0].shape)
+    return Argument(op.label, named(op.label, names), op.outs[0].shape)
 
 
 def _by_path(found: Sequence[Argument], asked: PinDict, with_moments: bool) -> dict[int, tuple[Any, str]]:
@@ -145,12 +144,12 @@ def _by_path(found: Sequence[Argument], asked: PinDict, with_moments: bool) -> d
     if not isinstance(asked, Mapping):
         raise PlanError(f"pins is a dictionary of signatures by path, got {type(asked).__name__}")
     hits = matches(found, Asked(asked, "", "pins"), True)
-    pinned = {k: (given, f"pins[{key!r}] for {found[k].path}") for k, (key, given) in hits.items()}
+    pinned = {k: (given, f"pins[{key!r}] for {found[k].named}") for k, (key, given) in hits.items()}
     if with_moments:
         for k, parameter in followers(found, True).items():
             if parameter in hits and k not in hits:
                 given, words = pinned[parameter]
-                pinned[k] = given, f"{words}, which {found[k].path} follows"
+                pinned[k] = given, f"{words}, which {found[k].named} follows"
     return pinned
 
 

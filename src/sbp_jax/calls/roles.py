@@ -57,11 +57,18 @@ class ArgumentRoles:
         return bool(self.static.numbers or self.static.names)
 
     def names(self, call: "Call") -> tuple[str, ...]:
-        """The names of a call's traced arguments by position; their numbers where Python knows no names."""
-        parameters = () if self.signature is None else self.signature.parameters.items()
-        known = [k for k, p in parameters if p.kind in _BY_POSITION]
+        """The names of a call's traced arguments by position, ``rest/0`` for one of ``*rest``.
+
+        Where Python knows no names (some builtins), their numbers.
+        """
+        parameters = {} if self.signature is None else self.signature.parameters
+        known = [k for k, p in parameters.items() if p.kind in _BY_POSITION]
+        others = next((k for k, p in parameters.items() if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
         taken = [i for i in range(len(call.args)) if i not in call.static]
-        return tuple(known[i] if i < len(known) else str(k) for k, i in enumerate(taken))
+        return tuple(
+            known[i] if i < len(known) else str(k) if others is None else f"{others}/{i - len(known)}"
+            for k, i in enumerate(taken)
+        )
 
     def call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> "Call":
         """A call taken apart. What is marked and given by name counts as given by position, where it can be.

@@ -157,10 +157,12 @@ class ModuleFunction:
             )  # fmt: skip
             n = len(of_state)
             in_sbp = jax.tree.unflatten(state_tree, pinned[:n]), jax.tree.unflatten(arrays_tree, pinned[n:])
-        return auto_parallel(
+        made = auto_parallel(
             self._pure(graph, recipe), placement=placement, config=config, donate_argnums=0, in_sbp=in_sbp,
             plan=self._plan,
         )  # fmt: skip
+        made.argument_names = ("", "")  # state and arrays are by the user's names
+        return made
 
     def _pure(self, graph: Any, recipe: Recipe) -> Callable[..., Any]:
         @functools.wraps(self._fn)

@@ -16,6 +16,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import PlanError
+from ..paths import named
 from ..placement import Placement
 from ..shardings import to_partition_spec
 from ..signature import Signature
@@ -127,6 +128,8 @@ class PlanData:
     what reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML, ``options`` what the
     configuration asked for beyond its defaults. With ``recomputed``, ``nodes`` are those of the program after
     ``trace.recompute``.
+    ``argument_names`` are what the function calls its arguments given by position, for reports: a leaf's path has their
+    numbers.
     ``lowering`` is what a step of it becomes, as in ``AutoParallelConfig``. ``only_even``: the bound is proven among
     even splits only; padded ones (``AutoParallelConfig(pad=True)``) may be cheaper.
     """
@@ -157,6 +160,7 @@ class PlanData:
     make_insight: Callable[[], Insight] = field(default=Insight, repr=False, compare=False)
     hardware: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    argument_names: list[str] = field(default_factory=list)
     in_tree: Any = None
     out_tree: Any = None
 
@@ -206,6 +210,10 @@ class PlanData:
             return 0.0
         gap = max(0.0, (self.objective - self.bound) / self.objective)
         return 0.0 if gap < 1e-9 else gap
+
+    def called(self, path: str) -> str:
+        """An argument's path as reports show it: by name where the function has one (``params/w`` for ``0/w``)."""
+        return named(path, self.argument_names)
 
     def boxings(self) -> list[Boxing]:
         """Every move of data between devices or signatures, in program order."""
@@ -281,6 +289,7 @@ class PlanData:
         data["recomputed"] = self.recomputed and asdict(self.recomputed)
         data["lowering"] = self.lowering
         data["only_even"] = self.only_even
+        data["argument_names"] = self.argument_names
         return data
 
     @classmethod
@@ -312,6 +321,7 @@ class PlanData:
                 recomputed=_recomputed(data["recomputed"]),
                 lowering=data.get("lowering", "manual"),
                 only_even=data.get("only_even", False),
+                argument_names=list(map(str, data.get("argument_names", ()))),
             )
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise PlanError(f"{where} is incomplete or damaged: {type(error).__name__} {error}") from error

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..errors import PlanError
+from ..paths import named
 from ..plan import PlanData
 from ..plan.insight import Alternative, Crossing, Decision, Held, Insight
 from ..rules.widen import Code, Strategy, code_of, signature_of
@@ -56,9 +57,11 @@ def insight(
     )  # fmt: skip
 
 
-def force(problem: Problem, folded: Folded, groups: Sequence[int], forced: Mapping[int, Signature]) -> None:
+def force(
+    problem: Problem, folded: Folded, groups: Sequence[int], forced: Mapping[int, Signature], names: Sequence[str]
+) -> None:
     """Make every other choice impossible for the decisions of some nodes: their result (an output's operand) has this
-    signature."""
+    signature. ``names`` are those of the arguments given by position."""
     for node, signature in forced.items():
         code = code_of(signature)
         k = groups[folded.cell_of[node]]
@@ -67,15 +70,15 @@ def force(problem: Problem, folded: Folded, groups: Sequence[int], forced: Mappi
         if not allowed.any():
             possible = dict.fromkeys(str(signature_of(key)) for s in ways if (key := _key(s)) is not None)
             raise PlanError(
-                f"({signature}) is not among the signatures of {_spoken(problem.representative[k])}. "
+                f"({signature}) is not among the signatures of {_spoken(problem.representative[k], names)}. "
                 f"Possible: {', '.join(f'({p})' for p in possible)}"
             )
         problem.nodes[k] = np.where(allowed, problem.nodes[k], IMPOSSIBLE)
 
 
-def _spoken(cell: Cell) -> str:
+def _spoken(cell: Cell, names: Sequence[str]) -> str:
     """A cell in words: the argument's path, or its primitives."""
-    return cell.ops[0].label or label_of(cell)
+    return named(cell.ops[0].label, names) or label_of(cell)
 
 
 def _key(s: Strategy) -> Code | None:

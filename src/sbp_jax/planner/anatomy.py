@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..paths import named
 from ..rules.widen import Code
 from ..trace import Op, Program, Value
 from .batch import Examples
@@ -87,19 +88,22 @@ def anatomy(
     count examples."""
     batch = batch or Examples()
 
+    def label_of(i: int) -> str:
+        return named(program.input_ops[i].label, program.argument_names)
+
     def argument(i: int) -> Leaf:
         op = program.input_ops[i]
         node = groups[folded.cell_of[op.index]]
         ways = problem.representative[node].strategies
         value = op.outs[0]
-        return Leaf(node, op.label, value.shape, tuple(s.outs[0] for s in ways), batch.dims.get(value.id))
+        return Leaf(node, label_of(i), value.shape, tuple(s.outs[0] for s in ways), batch.dims.get(value.id))
 
     leaves = {i: argument(i) for i in range(len(program.input_ops) - len(program.constants))}
     gradients = {
         (leaf.node, leaf.codes): leaf
         for g in found.gradients
         for reader in g.readers
-        if (leaf := _read(g.value, reader, program.input_ops[g.parameter].label, folded, groups)) is not None
+        if (leaf := _read(g.value, reader, label_of(g.parameter), folded, groups)) is not None
     }
     pinned = frozenset(groups[folded.cell_of[i]] for i in pins if i in folded.cell_of)
     return Anatomy(

@@ -135,7 +135,7 @@ def _told(program: Program, plan: PlanData, found: Lost) -> str:
     for n in most:
         leaf = next((x for x in plan.inputs if n in x.shape), None)
         shape = "" if leaf is None else f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-        where = "" if leaf is None else f" (dimension {leaf.shape.index(n)} of {leaf.path}, {shape})"
+        where = "" if leaf is None else f" (dimension {leaf.shape.index(n)} of {plan.called(leaf.path)}, {shape})"
         names.append(f"{n}{where}")
     axes = " x ".join(f"{n}" for n in plan.placement.shape if n > 1)
     verb = "does" if len(names) == 1 else "do"

@@ -130,7 +130,8 @@ class _Finder:
             else:
                 kinds.append(OTHER if op.label.startswith("constant ") else BATCH)
         parameters = [k for k, kind in enumerate(kinds) if kind == PARAMETER]
-        of = dict(zip(parameters, folders([paths[k] for k in parameters]), strict=True))
+        lie_in = folders([paths[k] for k in parameters], self.program.argument_names)
+        of = dict(zip(parameters, lie_in, strict=True))
         by_tail: dict[tuple[str, ...], str] = {}
         for k in parameters:
             parts = paths[k].split("/")

@@ -57,7 +57,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     model = CostModel(request.cluster, sizes, request.computation_ratio, request.uneven)
     request.progress("pricing")
     problem = assemble(cells, groups, model, request.wait_seconds, request.trunk_algo, request.sbp_collector)
-    force(problem, folded, groups, request.forced)
+    force(problem, folded, groups, request.forced, program.argument_names)
     footprint = Footprint(problem, program, folded, groups, model)
     built = time.perf_counter()
     request.progress("solving")

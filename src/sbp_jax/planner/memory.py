@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..paths import named
 from ..rules.widen import Code
 from ..trace import Op, Program, Value, user_line
 from .cells import Cell, Folded
@@ -128,7 +129,10 @@ class Footprint:
                 if start <= point <= end:
                     op = made[v.id]
                     line = user_line(op.info)
-                    words = op.label or f"{op.name.removeprefix('sbp.')} {v.dtype}{f' [{line}]' if line else ''}"
+                    words = (
+                        named(op.label, self.program.argument_names)
+                        or f"{op.name.removeprefix('sbp.')} {v.dtype}{f' [{line}]' if line else ''}"
+                    )
                     found.append((f"{t.words}{words}", size))
         return found
 

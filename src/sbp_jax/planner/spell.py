@@ -30,6 +30,7 @@ def unmoved(program: Program, ways: Sequence[Strategy | None], request: Request,
         strategies=table, nodes=nodes, boxing_list=[], compute_seconds=0.0, boxing_seconds=0.0, memory_per_device=0.0,
         objective=0.0, bound=0.0, cluster=request.cluster.name, solver="still",
         planning_seconds=time.perf_counter() - start, unruled=_unruled(program),
+        argument_names=list(program.argument_names),
     )  # fmt: skip
 
 
@@ -105,6 +106,7 @@ def spell_out(
         solver="",
         planning_seconds=0.0,
         timeline=timeline(folded, groups, chosen, seconds, positions, memory, lines),
+        argument_names=list(program.argument_names),
     )
 
 

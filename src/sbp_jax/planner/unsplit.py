@@ -29,10 +29,10 @@ def unsplit(program: Program, plan: PlanData, whole: Sequence[Repeated]) -> list
     if not arrays and all(not shape for shape in shapes):
         return [every + "All values are scalars"]
     if not any(d and d % k == 0 for shape in shapes for d in shape for _, k in sizes):
-        named = ", ".join(f"{leaf.path} {'x'.join(map(str, leaf.shape))}" for leaf in arrays[:_NAMED])
+        some = ", ".join(f"{plan.called(leaf.path)} {'x'.join(map(str, leaf.shape))}" for leaf in arrays[:_NAMED])
         more = f" and {len(arrays) - _NAMED} more" if len(arrays) > _NAMED else ""
         why = (
-            f"No dimension is a multiple of a mesh axis: axes {axes}; arguments {named}{more}. "
+            f"No dimension is a multiple of a mesh axis: axes {axes}; arguments {some}{more}. "
             "Pad a dimension, or use axes of other sizes"
         )
         return [every + why, *notes(r for r in whole if r.cause == "rule")]

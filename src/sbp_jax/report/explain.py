@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import PlanError
-from ..paths import is_pattern, matcher, spellings, starred
+from ..paths import is_pattern, matcher, spellings, starred, without_holder
 from ..plan import PlanData
 from ..plan.insight import Alternative, Decision
 from . import html, svg
@@ -135,9 +135,9 @@ class Explanation:
         return svg.fragment("".join(parts))
 
 
-def explain(plan: PlanData, what: str) -> Explanation:
-    """Why something has its signature. ``what``: see ``find``."""
-    kind, numbers, within = _find(plan, what)
+def explain(plan: PlanData, what: str, arguments_first: bool = False) -> Explanation:
+    """Why something has its signature. ``what``, ``arguments_first``: see ``find``."""
+    kind, numbers, within = _find(plan, what, arguments_first)
     insight = plan.insight
     around: dict[int, list[Any]] = {k: [] for k in numbers}
     for b, c in zip(plan.boxing_list, insight.crossings, strict=True):
@@ -186,12 +186,15 @@ def _different(plan: PlanData, numbers: Sequence[int]) -> list[int]:
     return list(found.values())
 
 
-def find(plan: PlanData, what: str) -> tuple[str, list[int]]:
-    """The kind of thing that a name means ("argument", "layer", "line", "value"), and its decisions. See ``_find``."""
-    return _find(plan, what)[:2]
+def find(plan: PlanData, what: str, arguments_first: bool = False) -> tuple[str, list[int]]:
+    """The kind of thing that a name means ("argument", "layer", "line", "value"), and its decisions. See ``_find``.
+
+    ``arguments_first``: what a layer and an argument are called (a bare array is a layer of its own) is the argument.
+    """
+    return _find(plan, what, arguments_first)[:2]
 
 
-def _find(plan: PlanData, what: str) -> tuple[str, list[int], set[str] | None]:
+def _find(plan: PlanData, what: str, arguments_first: bool) -> tuple[str, list[int], set[str] | None]:
     """The decisions meant by a name: any that reports print, and what the user calls it; and, of layers, which.
 
     An argument's path, its argument and ``params`` left out or not; a layer, a module that has layers below it, or a
@@ -205,14 +208,14 @@ def _find(plan: PlanData, what: str) -> tuple[str, list[int], set[str] | None]:
             "of a program in which nothing is to be decided, or was made without them"
         )
     shown = shown_arguments(plan)
-    names = {path: tuple(dict.fromkeys((path, *spellings(shown[path])))) for path in shown}
+    names = {path: _called(path, shown[path]) for path in shown}
     arguments = dict(zip([x.path for x in plan.inputs], insight.argument_decisions, strict=True))
     layers = list(dict.fromkeys(s.layer for s in insight.spots))
     what = what.strip().removesuffix("/") or what
-    if what in layers:
+    exact = [p for p in names if what in (p, shown[p])] or [p for p in names if what in names[p]]
+    if what in layers and not (exact and arguments_first):
         own = {x for x in layers if x == what or x.startswith(f"{what}/")}
         return "layer", _in_layers(plan, own), own
-    exact = [p for p in names if what in (p, shown[p])] or [p for p in names if what in names[p]]
     if exact:
         return "argument", _distinct(arguments[p] for p in exact), None
     if _LINE.match(what):
@@ -252,6 +255,11 @@ def _find(plan: PlanData, what: str) -> tuple[str, list[int], set[str] | None]:
         f"{'; did you mean ' + ', '.join(map(repr, near)) + '?' if near else '.'} Possible are paths of arguments "
         f"({first!r}), layers ({', '.join(map(repr, layers[:3]))} ...), lines ('file.py:51') and names of values"
     )
+
+
+def _called(path: str, shown: str) -> tuple[str, ...]:
+    """All that an argument goes by: its path by number and by name, and the path with parts left out."""
+    return tuple(dict.fromkeys((path, shown, *spellings(path), *spellings(without_holder(path)))))
 
 
 def _layers_meant(plan: PlanData, what: str, names: Mapping[str, Sequence[str]], layers: Sequence[str]) -> set[str]:

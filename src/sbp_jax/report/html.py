@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..errors import PlanError
-from ..plan import Leaf, PlanData
+from ..plan import PlanData
 from ..plan.insight import Decision
 from ..signature import Signature
 from . import pictures, svg
@@ -73,7 +73,7 @@ def body(plan: PlanData, facts: Facts | None = None, measured: str = "") -> str:
     parts += [_memory(plan, facts, kinds), _moves(plan), _changes(plan, facts)]
     if layers:
         parts.append(_layers(plan, layers, facts))
-    parts += [_arguments(plan.inputs), _notes(plan)]
+    parts += [_arguments(plan), _notes(plan)]
     return "".join(p for p in parts if p)
 
 
@@ -316,8 +316,8 @@ def others(d: Decision, most: int) -> str:
     return "<br>".join(found)
 
 
-def _arguments(leaves: Sequence[Leaf]) -> str:
-    groups = argument_groups(leaves)
+def _arguments(plan: PlanData) -> str:
+    groups = argument_groups(plan)
     shown = groups[:_ALL_ARGUMENTS]
     inner = table(
         "", ["name", "shape!", "signature", "how many#"],
@@ -326,7 +326,7 @@ def _arguments(leaves: Sequence[Leaf]) -> str:
     )  # fmt: skip
     left = f", the {len(shown)} largest groups" if len(shown) < len(groups) else ""
     return (
-        f"<h2>Arguments</h2><details><summary>{len(leaves)} arguments, alike ones together{left}</summary>"
+        f"<h2>Arguments</h2><details><summary>{len(plan.inputs)} arguments, alike ones together{left}</summary>"
         '<input type="search" hidden data-for="arguments" placeholder="name, shape, signature …" '
         f'aria-label="filter arguments">{inner}</details>'
     )

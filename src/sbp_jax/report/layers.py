@@ -89,7 +89,7 @@ def rows(plan: PlanData, exposed: Mapping[int, float] | None = None) -> list[Row
         plan.inputs, plain([x.path for x in plan.inputs]), insight.argument_kinds, insight.argument_layers, strict=True
     ):
         if kind == "parameters":
-            leaves.setdefault(layer, []).append(replace(leaf, path=name))
+            leaves.setdefault(layer, []).append(replace(leaf, path=plan.called(name)))
     order: dict[str, None] = {}
     start = len(plan.inputs)
     for spot in dict.fromkeys(insight.node_spots[start:]):

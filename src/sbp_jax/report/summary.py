@@ -75,7 +75,7 @@ def folded(names: Iterable[str]) -> str:
 def shown_arguments(plan: PlanData) -> dict[str, str]:
     """Each argument's path as reports show it."""
     paths = [leaf.path for leaf in plan.inputs]
-    return dict(zip(paths, plain(paths), strict=True))
+    return {path: plan.called(name) for path, name in zip(paths, plain(paths), strict=True)}
 
 
 def lines_of(b: Boxing) -> str:
@@ -180,11 +180,11 @@ def _instead(seconds: float, now: float, how: str) -> str:
     return f"{human_seconds(seconds)} instead of {human_seconds(now)} {how}{change}"
 
 
-def argument_groups(leaves: Iterable[Leaf]) -> list[tuple[str, Leaf, int]]:
+def argument_groups(plan: PlanData) -> list[tuple[str, Leaf, int]]:
     """Arguments alike but for numbers in their names: (name with ranges, the first, how many), the largest first."""
-    leaves = list(leaves)
+    shown = shown_arguments(plan)
     looks: dict[object, dict[str, Leaf]] = {}
-    for leaf, name in zip(leaves, plain([x.path for x in leaves]), strict=True):
-        looks.setdefault((leaf.dtype, leaf.shape, leaf.signature), {})[name] = leaf
+    for leaf in plan.inputs:
+        looks.setdefault((leaf.dtype, leaf.shape, leaf.signature), {})[shown[leaf.path]] = leaf
     groups = [(name, some[members[0]], len(members)) for some in looks.values() for name, members in fold(some).items()]
     return sorted(groups, key=lambda g: -math.prod(g[1].shape) * g[2])

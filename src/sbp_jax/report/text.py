@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console, RenderableType
 
-from ..plan import Leaf, PlanData
+from ..plan import PlanData
 from .facts import Facts
 from .grid import Column, Grid
 from .layers import Row, leaf_name, rows
@@ -63,7 +63,7 @@ def _parts(plan: PlanData, facts: Facts | None) -> Iterator[RenderableType]:
     layers = rows(plan, facts.exposed if facts else None)
     if layers:
         yield _layers(layers, facts is not None)
-    yield _arguments(plan.inputs)
+    yield _arguments(plan)
     yield _moves(plan, facts)
     if plan.insight.at_peak:
         yield _memory(plan)
@@ -118,7 +118,7 @@ def _layers(layers: list[Row], has_facts: bool) -> Grid:
     return made
 
 
-def _arguments(leaves: Iterable[Leaf]) -> Grid:
+def _arguments(plan: PlanData) -> Grid:
     made = Grid(
         "Arguments",
         Column("name", wrap=24),
@@ -126,7 +126,7 @@ def _arguments(leaves: Iterable[Leaf]) -> Grid:
         Column("signature"),
         Column("how many", "right", 1),
     )
-    groups = argument_groups(leaves)
+    groups = argument_groups(plan)
     for name, leaf, count in groups[:_MOST_ARGUMENTS]:
         made.add_row(name, shape_text(leaf.shape, leaf.dtype), str(leaf.signature), str(count))
     if len(groups) > _MOST_ARGUMENTS:

@@ -79,7 +79,9 @@ def _of_loop(boxings: Sequence[Boxing], plan: PlanData, cluster: Cluster) -> lis
         stages = tuple(_stage(m, plan, cluster) for m in b.moves)
         detail = f"({b.src}) -> ({b.dst}) of {b.dtype}{list(b.shape)}; {b.source} for {b.user}"
         result.append(
-            Transfer(f"{b.collective} {b.value}", detail, b.made_at, b.needed_at, stages, ((b.id, 1.0),), after)
+            Transfer(
+                f"{b.collective} {plan.called(b.value)}", detail, b.made_at, b.needed_at, stages, ((b.id, 1.0),), after
+            )
         )
     return result
 
@@ -118,7 +120,7 @@ def _combined(group: Sequence[Boxing], plan: PlanData, cluster: Cluster) -> Tran
     saved = sum(cluster.collective_seconds(move.kind, b.bytes, shape, axes) for b in group)
     saved -= cluster.collective_seconds(move.kind, sent, shape, axes)
     stage = replace(_stage(move, plan, cluster), bytes=sent, seconds=max(0.0, apart - max(0.0, saved)))
-    detail = "combined: " + ", ".join(dict.fromkeys(b.value for b in group))
+    detail = "combined: " + ", ".join(dict.fromkeys(plan.called(b.value) for b in group))
     return Transfer(
         f"{move.kind} of {len(group)} values", detail, max(b.made_at for b in group), min(b.needed_at for b in group),
         (stage,), tuple((b.id, b.seconds / apart if apart else 1 / len(group)) for b in group),

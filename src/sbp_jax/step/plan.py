@@ -65,8 +65,9 @@ class Plan(PlanData):
         """Why something has the signature that it has.
 
         Args:
-            what: the path of an argument ("0/params/blocks/0/w_in"), a layer ("blocks/0"), a line of your code
-                ("model.py:51") or the name of a value ("dot_general"). Paths and layers may have stars.
+            what: the path of an argument ("state/params/blocks/0/w_in", by number "0/params/blocks/0/w_in"), a layer
+                ("blocks/0"), a line of your code ("model.py:51") or the name of a value ("dot_general"). Paths and
+                layers may have stars.
             alternative: plan once more with this signature there and everything else decided anew, and say the true
                 difference. Only for a plan made in this process, and where ``what`` means one decision, or arguments.
 
@@ -77,10 +78,11 @@ class Plan(PlanData):
         Raises:
             PlanError: for unknown names, with the nearest; for an alternative that cannot be.
         """
-        found = explain(self, what)
+        plans_again = alternative is not None
+        found = explain(self, what, plans_again)
         if alternative is None:
             return found
-        kind, numbers = find(self, what)
+        kind, numbers = find(self, what, plans_again)
         if kind != "argument" and len(numbers) > 1:
             lines = ", ".join(dict.fromkeys(x.title for x in found.items))
             raise PlanError(

@@ -170,7 +170,8 @@ class Program:
     """A whole traced function: input ops, the graph between, output ops, and its constants.
 
     ``donated`` pairs an input op's index with the output op that replaces it. ``weak_results`` are the weak types of
-    its results. A program is not changed once it is made: what follows from its wiring is found once.
+    its results. ``argument_names`` are those of the arguments given by position, for reports: the fingerprint ignores
+    them. A program is not changed once it is made: what follows from its wiring is found once.
     """
 
     graph: Graph
@@ -180,6 +181,7 @@ class Program:
     nodes: list[Op] = field(default_factory=list)
     donated: list[tuple[int, int]] = field(default_factory=list)
     weak_results: tuple[bool, ...] = ()
+    argument_names: tuple[str, ...] = ()
     hashed: str | None = field(default=None, init=False, repr=False)
     """Its fingerprint, once it was asked for."""
     _consumers: dict[int, list[tuple[Op, int]]] | None = field(default=None, init=False, repr=False)

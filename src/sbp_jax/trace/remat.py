@@ -72,7 +72,7 @@ class _Rewriter:
         graph = self.region(p.graph)
         remove_dead(graph)
         new = Program(graph, inputs, [self.op(op, {}) for op in p.output_ops], p.constants)
-        new.donated, new.weak_results = list(p.donated), p.weak_results
+        new.donated, new.weak_results, new.argument_names = list(p.donated), p.weak_results, p.argument_names
         return new, [self.origin.get(op, -1) for op in new.nodes]
 
     def region(self, graph: Graph) -> Graph:
