@@ -82,6 +82,12 @@ def trace_context() -> Any:
     return _config.trace_context()
 
 
+def as_weak(x: jax.Array) -> jax.Array:
+    """An array as a weakly typed one, as numbers become inside JAX: it adapts to the dtype of what it meets."""
+    bind = jax.lax.convert_element_type_p.bind
+    return jax.jit(lambda v: bind(v, new_dtype=v.dtype, weak_type=True, sharding=None), out_shardings=x.sharding)(x)
+
+
 def looks_for_nans() -> bool:
     """Whether ``jax_debug_nans`` or ``jax_debug_infs`` is on."""
     return bool(_config.debug_nans.value or _config.debug_infs.value)

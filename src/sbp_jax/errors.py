@@ -34,6 +34,14 @@ class DataError(SbpError):
     """A data source, an example or a saved state that ``sbp.data`` cannot use."""
 
 
+class CheckpointError(SbpError):
+    """A checkpoint that cannot be written, or that does not fit what is asked of it."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A checkpoint whose files are not those that were written."""
+
+
 class InternalError(RuntimeError):
     """An invariant of this library that does not hold. Neither a ``SbpError`` nor a ``ValueError``: nothing that
     handles users' mistakes, ours or theirs, may take it for one.
