@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import sbp_jax
+import sbp_jax.checkpoint
 import sbp_jax.data
 import sbp_jax.distributed
 import sbp_jax.env
@@ -18,6 +19,7 @@ NAMESPACES: dict[str, ModuleType] = {
     "sbp_jax.data": sbp_jax.data,
     "sbp_jax.env": sbp_jax.env,
     "sbp_jax.distributed": sbp_jax.distributed,
+    "sbp_jax.checkpoint": sbp_jax.checkpoint,
 }
 # What users call of rooms that are otherwise the library's own.
 SINGLE = (

@@ -29,6 +29,8 @@ if _TYPE_CHECKING or not _is_bare:
     from .api import auto_parallel as auto_parallel
     from .api import plan as plan
     from .cluster import Cluster as Cluster
+    from .errors import CheckpointDamaged as CheckpointDamaged
+    from .errors import CheckpointError as CheckpointError
     from .errors import DataError as DataError
     from .errors import PlacementError as PlacementError
     from .errors import PlanError as PlanError
@@ -104,7 +106,7 @@ def _load_face() -> None:
 
 
 # Rooms that come when they are asked for: most programs need none of them.
-_LATER = ("flax", "env", "distributed")
+_LATER = ("flax", "env", "distributed", "checkpoint")
 
 
 def __getattr__(name: str):

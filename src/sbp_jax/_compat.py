@@ -85,7 +85,8 @@ def trace_context() -> Any:
 def as_weak(x: jax.Array) -> jax.Array:
     """An array as a weakly typed one, as numbers become inside JAX: it adapts to the dtype of what it meets."""
     bind = jax.lax.convert_element_type_p.bind
-    return jax.jit(lambda v: bind(v, new_dtype=v.dtype, weak_type=True, sharding=None), out_shardings=x.sharding)(x)
+    where = x.sharding if x.committed else None
+    return jax.jit(lambda v: bind(v, new_dtype=v.dtype, weak_type=True, sharding=None), out_shardings=where)(x)
 
 
 def looks_for_nans() -> bool:

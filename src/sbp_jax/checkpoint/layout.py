@@ -17,12 +17,12 @@ from ..tensor import GlobalTensor
 from .leaves import Leaf, dtype_of
 
 Box = tuple[tuple[int, int], ...]
-Index = tuple[slice, ...]
+Index = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """An array as pieces that do not overlap: by box the processes that hold it, in order, and the data of those here."""
+    """An array as pieces that do not overlap: by box the processes that hold it, and the data of those here."""
 
     holders: dict[Box, list[int]]
     local: Callable[[Box], Any]
@@ -147,5 +147,5 @@ def overlap(a: Box, b: Box) -> Box | None:
 
 
 def within(box: Box, outer: Box) -> Index:
-    """The slices that take ``box`` from an array that holds ``outer``."""
-    return tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(box, outer, strict=True))
+    """The index that takes ``box`` from an array that holds ``outer``: a view, without dims too."""
+    return (..., *(slice(a - o, b - o) for (a, b), (o, _) in zip(box, outer, strict=True)))

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from .. import paths
+from .._compat import is_tracer
 from ..errors import CheckpointError, SignatureError
 from ..placement import Placement
 from ..shardings import from_sharding
@@ -110,7 +111,7 @@ def describe(keys: tuple[Key, ...], x: Any) -> Leaf:
     if isinstance(x, GlobalTensor):
         leaf = _array(keys, "global", x.storage.dtype, x.shape, x)
         return dataclasses.replace(leaf, placement=x.placement, signature=x.sbp)
-    if isinstance(x, jax.core.Tracer):
+    if is_tracer(x):
         raise CheckpointError(f"{_named(keys)} is being traced and has no value: save outside of jit, grad and vmap")
     if isinstance(x, jax.Array):
         leaf = _array(keys, "jax", x.dtype, x.shape, x)
@@ -128,8 +129,8 @@ def describe(keys: tuple[Key, ...], x: Any) -> Leaf:
         kind = "dict" if isinstance(x, Mapping) else "list" if isinstance(x, Sequence) else "none"
         return Leaf(keys, "empty", value=kind)
     raise CheckpointError(
-        f"{_named(keys)} is {type(x).__name__}, which a checkpoint cannot hold; possible: jax.Array, numpy arrays, global "
-        "tensors, numbers, texts, bytes, None, and trees of them. Leave it out, or keep what it is made of"
+        f"{_named(keys)} is {type(x).__name__}, which a checkpoint cannot hold; possible: jax.Array, numpy arrays, "
+        "global tensors, numbers, texts, bytes, None, and trees of them. Leave it out, or keep what it is made of"
     )
 
 
@@ -168,13 +169,13 @@ def dtype_name(dtype: Any) -> str:
 def dtype_of(name: str) -> np.dtype:
     """The dtype of a name. Raises ``TypeError`` for what is none, or would hold Python objects."""
     found = np.dtype(name)
-    if found.hasobject or found.names is not None:
+    if found.hasobject or found.names is not None or found.type is np.void:
         raise TypeError(f"{name!r} is no dtype of a checkpoint")
     return found
 
 
 def _check_dtype(keys: tuple[Key, ...], dtype: np.dtype) -> None:
-    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
+    if dtype.hasobject or dtype.names is not None or dtype.type is np.void:
         raise CheckpointError(f"{_named(keys)} is a numpy array of dtype {dtype}, which a checkpoint cannot hold")
 
 

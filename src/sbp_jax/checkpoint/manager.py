@@ -16,9 +16,9 @@ from . import files
 from . import manifest as manifests
 from .manifest import Manifest
 from .restoring import CheckpointInfo, info_of, restore_together, verify_together
-from .saving import TIMEOUT_SECONDS, Prepared, commit, name_of, prepare
+from .saving import TIMEOUT_SECONDS, Prepared, commit, name_of, number_of, prepare
 from .single import absolute, clean, complete, folder_for
-from .write import CHUNK_BYTES
+from .write import CHUNK_BYTES, Crew, step_aside
 
 _STEP = re.compile(r"step-([0-9]{8,})")
 _log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class Manager:
         Raises ``CheckpointError`` for what cannot be saved, and what went wrong in the background before.
         """
         self.wait()
+        step = number_of(step)
         where = self._path(step)
         prepared = prepare(
             where,
@@ -75,11 +76,12 @@ class Manager:
             timeout_seconds=self._timeout_seconds,
             chunk_bytes=self._chunk_bytes,
         )
+        crew = Crew(is_behind=not blocking)
         if blocking:
-            self._write(prepared, where, step)
+            self._write(prepared, crew, where, step)
             return
         self._thread = threading.Thread(
-            target=self._write_behind, args=(prepared, where, step), name="sbp-checkpoint", daemon=False
+            target=self._write_behind, args=(prepared, crew, where, step), name="sbp-checkpoint", daemon=False
         )
         self._thread.start()
 
@@ -164,9 +166,7 @@ class Manager:
             _log.exception("the last checkpoint was not written")
 
     def _path(self, step: int) -> Path:
-        if isinstance(step, bool) or not hasattr(step, "__index__") or step.__index__() < 0:
-            raise CheckpointError(f"step={step!r}: a step is a whole number, 0 or more")
-        return self.folder / f"step-{step.__index__():08d}"
+        return self.folder / f"step-{number_of(step):08d}"
 
     def _folder_for(self, where: Path, id: str) -> Path:
         files.make_folder(self.folder)
@@ -174,17 +174,18 @@ class Manager:
             files.remove_folder(path)
         return folder_for(where, id)
 
-    def _write(self, prepared: Prepared, where: Path, step: int) -> None:
+    def _write(self, prepared: Prepared, crew: Crew, where: Path, step: int) -> None:
         def finish(manifest: Manifest) -> None:
             complete(prepared.folder, where, manifest)
             self._damaged.discard(step)
             self._remove_old(step)
 
-        commit(prepared, finish, lambda: clean(prepared.folder, where, prepared.manifest.id))
+        commit(prepared, crew, finish, lambda: clean(prepared.folder, where, prepared.manifest.id))
 
-    def _write_behind(self, prepared: Prepared, where: Path, step: int) -> None:
+    def _write_behind(self, prepared: Prepared, crew: Crew, where: Path, step: int) -> None:
+        step_aside()
         try:
-            self._write(prepared, where, step)
+            self._write(prepared, crew, where, step)
         except BaseException as error:
             self._failure = error
             _log.error("the checkpoint of step %d was not written: %s", step, error)
@@ -230,5 +231,3 @@ class Manager:
                 )
             return found
         raise CheckpointDamaged(f"no checkpoint in {self.folder} can be used: {'; '.join(faults)}")
-
-

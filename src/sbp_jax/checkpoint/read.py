@@ -1,4 +1,4 @@
-"""Boxes of leaves from the data files: only the chunks that overlap them are read, each is checked before it is used."""
+"""Boxes of leaves from the data files: only chunks that overlap them are read, each is checked before it is used."""
 
 import os
 import zlib
@@ -89,9 +89,7 @@ def read_boxes(
     return done
 
 
-def _read_chunk(
-    folder: Path, chunk: Chunk, path: str, buffers: Buffers, shared: Sequence[tuple[Box, Box]]
-) -> None:
+def _read_chunk(folder: Path, chunk: Chunk, path: str, buffers: Buffers, shared: Sequence[tuple[Box, Box]]) -> None:
     box, part = shared[0]
     straight = buffers[box][within(part, box)] if len(shared) == 1 and part == chunk.box else None
     if straight is not None and straight.flags.c_contiguous:
@@ -103,10 +101,10 @@ def _read_chunk(
         buffers[box][within(part, box)] = data[within(part, chunk.box)]
 
 
-def read_chunk_bytes(folder: Path, chunk: Chunk, path: str, into: np.ndarray) -> None:
+def read_chunk_bytes(folder: Path, chunk: Chunk, path: str, into: memoryview) -> None:
     """A chunk's bytes, checked. Raises ``CheckpointDamaged``."""
     with files.opened(folder, chunk.file) as handle:
-        files.read_exactly(handle, memoryview(into), chunk.offset, chunk.file)
+        files.read_exactly(handle, into, chunk.offset, chunk.file)
     if zlib.crc32(into) != chunk.crc32:
         raise CheckpointDamaged(
             f"{chunk.file}: bytes {chunk.offset} to {chunk.offset + chunk.nbytes} (of the leaf {path!r}) are not what "
@@ -137,7 +135,7 @@ def faults(folder: Path, manifest: Manifest, process: int = 0, processes: int = 
 
     def check(part: Iterable[Chunk]) -> None:
         for chunk in part:
-            into = np.empty(chunk.nbytes, np.uint8)
+            into = memoryview(bytearray(chunk.nbytes))
             note(chunk.file, lambda c=chunk, b=into: read_chunk_bytes(folder, c, manifest.leaves[c.leaf].path, b))
 
     with ThreadPoolExecutor(_WORKERS, "sbp-checkpoint-verify") as pool:

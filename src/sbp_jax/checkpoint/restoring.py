@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from ..errors import CheckpointDamaged, CheckpointError, SbpError
-from ..plan import PlanData
 from ..placement import Placement
+from ..plan import PlanData
 from ..processes import store
 from . import manifest as manifests
 from .build import build
@@ -119,9 +119,7 @@ def _by_text(texts: Sequence[str | None]) -> str:
     return "; ".join(f"rank {', '.join(map(str, where))}: {text}" for text, where in ranks.items())
 
 
-def _restore(
-    folder: Path, like: Any, placement: Placement | None, step: int | None
-) -> tuple[Any, CheckpointInfo]:
+def _restore(folder: Path, like: Any, placement: Placement | None, step: int | None) -> tuple[Any, CheckpointInfo]:
     manifest = manifests.read(folder)
     if step is not None and manifest.step != step:
         raise CheckpointDamaged(f"{folder.name} holds step {manifest.step}: its files are another step's")
@@ -139,7 +137,8 @@ def _warn_of_changes(found: Sequence[Target]) -> None:
     if notes and store().rank == 0:
         more = f" and {len(notes) - 3} more" if len(notes) > 3 else ""
         warnings.warn(
-            f"restored in another signature, because the dims do not divide by the devices: {', '.join(notes[:3])}{more}",
+            "restored in another signature, because the dims do not divide by the devices: "
+            f"{', '.join(notes[:3])}{more}",
             UserWarning,
             stacklevel=2,
         )

@@ -22,7 +22,7 @@ from . import files
 from .layout import nbytes, pieces_of, processes_of, writers
 from .leaves import Leaf, describe, flatten, names
 from .manifest import Manifest, file_entry, to_text, versions
-from .write import Piece, write
+from .write import Crew, Piece, write
 
 TIMEOUT_SECONDS = 300.0
 
@@ -38,6 +38,13 @@ class Prepared:
     name: str
     timeout_seconds: float
     chunk_bytes: int
+
+
+def number_of(step: Any) -> int:
+    """A step as an int. Raises ``CheckpointError`` for what is no whole number, 0 or more."""
+    if isinstance(step, bool) or not hasattr(step, "__index__") or step.__index__() < 0:
+        raise CheckpointError(f"step={step!r}: a step is a whole number, 0 or more")
+    return step.__index__()
 
 
 def name_of(path: Path) -> str:
@@ -59,13 +66,14 @@ def prepare(
 ) -> Prepared:
     """Agree with the other processes on what is saved, and take this process's pieces to the host.
 
-    Process 0 alone decides on the folder, ``folder_for(id)``, beside ``path`` or ``path`` itself, and makes it. Without ``is_copied`` pieces may share memory with the state: it
-    must stay as it is until ``commit`` has ended.
+    Process 0 alone decides on the folder, ``folder_for(id)``, beside ``path`` or ``path`` itself, and makes it. Without
+    ``is_copied`` pieces may share memory with the state: it must stay as it is until ``commit`` has ended.
 
     Raises ``CheckpointError`` on every process where one of them cannot save its state, or the states differ.
     """
     together = store()
     name = f"saving the checkpoint {name_of(path)}"
+    step = None if step is None else number_of(step)
     mine: dict[str, Any] = {"fault": None, "id": secrets.token_hex(16), "step": step}
     leaves: list[Leaf] = []
     values: list[Any] = []
@@ -159,7 +167,9 @@ def _same(together: Any, name: str, leaves: list[Leaf], everyones: list[Any], ti
     other = next((rank for rank, x in enumerate(everyones) if x["digest"] != everyones[0]["digest"]), None)
     if other is None:
         return
-    lines = [json.loads(x) for x in together.gather(f"{name} leaves", json.dumps([*map(_line, leaves)]), timeout_seconds)]
+    lines = [
+        json.loads(x) for x in together.gather(f"{name} leaves", json.dumps([*map(_line, leaves)]), timeout_seconds)
+    ]
     ours, theirs = lines[0], lines[other]
     k = next(
         (k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
@@ -179,7 +189,7 @@ def _captured(
     pieces = [pieces_of(leaves[k], values[k]) for k in numbers]
     for k, x in zip(numbers, pieces, strict=True):
         if k in private:  # each process has its own: that of process 0 is kept
-            x.holders.update(dict.fromkeys(x.holders, [0]))
+            x.holders.update({box: [0] for box in x.holders})
     sizes = [{box: nbytes(leaves[k], box) for box in x.holders} for k, x in zip(numbers, pieces, strict=True)]
     who = writers(sizes, [x.holders for x in pieces], processes)
     mine = [
@@ -192,8 +202,10 @@ def _captured(
     return [Piece(k, box, np.array(x, copy=True) if is_copied else np.asarray(x)) for k, box, x in mine]
 
 
-def commit(prepared: Prepared, finish: Callable[[Manifest], None], clean: Callable[[], None]) -> Manifest:
-    """Write the pieces; when all processes have, process 0 writes the manifest and calls ``finish``.
+def commit(
+    prepared: Prepared, crew: Crew, finish: Callable[[Manifest], None], clean: Callable[[], None]
+) -> Manifest:  # fmt: skip
+    """Write the pieces, and end the crew; when all processes have, process 0 writes the manifest and calls ``finish``.
 
     Where anything fails, process 0 calls ``clean``. Raises ``CheckpointError`` on every process then.
     """
@@ -202,13 +214,15 @@ def commit(prepared: Prepared, finish: Callable[[Manifest], None], clean: Callab
     mine: dict[str, Any] = {"fault": None, "files": {}}
     failure = None
     try:
-        mine["files"] = write(folder, manifest.id, together.rank, prepared.pieces, prepared.chunk_bytes)
+        mine["files"] = write(folder, manifest.id, together.rank, prepared.pieces, prepared.chunk_bytes, crew)
         if prepared.plan is not None:
             plan_name = f"plan-{manifest.id[:8]}.json"
             files.write_text(folder / plan_name, prepared.plan)
             mine["files"][plan_name] = file_entry(prepared.plan.encode())
     except Exception as error:
         failure, mine["fault"] = error, _said(error)
+    finally:
+        crew.close()
     try:
         everyones = [json.loads(x) for x in together.gather(f"{name}, written", json.dumps(mine), limit)]
         _refuse(name, [x["fault"] for x in everyones], failure)

@@ -11,7 +11,7 @@ from . import manifest as manifests
 from .manifest import Manifest
 from .restoring import CheckpointInfo, info_of, restore_together, verify_together
 from .saving import TIMEOUT_SECONDS, commit, prepare
-from .write import CHUNK_BYTES
+from .write import CHUNK_BYTES, Crew
 
 
 def save(
@@ -61,7 +61,7 @@ def save(
     def finish(manifest: Manifest) -> None:
         complete(prepared.folder, where, manifest)
 
-    commit(prepared, finish, lambda: clean(prepared.folder, where, prepared.manifest.id))
+    commit(prepared, Crew(), finish, lambda: clean(prepared.folder, where, prepared.manifest.id))
 
 
 def folder_for(where: Path, id: str) -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
@@ -55,22 +56,34 @@ def targets(leaves: Sequence[Leaf], like: Any, placement: Placement | None, wher
     wanted, structure = flatten(like)
     saved = dict(zip(names([x.keys for x in leaves]), leaves, strict=True))
     expected = dict(zip(names([keys for keys, _ in wanted]), [x for _, x in wanted], strict=True))
-    told = _tree_differences(list(saved), list(expected))
-    found = []
+    told, found = [], []
     for path, x in expected.items():
-        if path not in saved:
+        leaf = saved.get(path)
+        if leaf is None:
+            found.append(Target(Leaf((), "empty"), x, is_value=True))
             continue
-        fault = difference(saved[path], x)
+        fault = difference(leaf, x)
         if fault:
             told.append(f"{path or 'the state'}: {fault}")
             continue
         try:
-            found.append(_target(saved[path], x, placement))
+            found.append(_target(leaf, x, placement))
         except (SignatureError, PlacementError, CheckpointError) as error:
             told.append(f"{path or 'the state'}: {error}")
+    # None, and containers with nothing in them, may come and go.
+    there = [path for path, leaf in saved.items() if not _is_nothing(leaf)]
+    told += _tree_differences(there, [path for path, x in expected.items() if not _is_empty(x)], set(saved))
     if told:
         raise CheckpointError(_listed(where, told))
     return found, structure
+
+
+def _is_nothing(leaf: Leaf) -> bool:
+    return leaf.kind == "empty" or (leaf.kind == "python" and from_json(leaf.value) is None)
+
+
+def _is_empty(x: Any) -> bool:
+    return not isinstance(x, GlobalTensor) and not jax.tree_util.tree_leaves(x)
 
 
 def _listed(where: str, told: Sequence[str]) -> str:
@@ -83,15 +96,15 @@ def _listed(where: str, told: Sequence[str]) -> str:
     )
 
 
-def _tree_differences(saved: Sequence[str], expected: Sequence[str]) -> list[str]:
-    told = []
-    there = set(saved)
+def _tree_differences(saved: Sequence[str], expected: Sequence[str], known: set[str]) -> list[str]:
+    """What is missing in the checkpoint, with the nearest name that is left there, and what is only there."""
+    told, wanted = [], set(expected)
+    left = [path for path in saved if path not in wanted]
     for path in expected:
-        if path not in there:
-            near = difflib.get_close_matches(path, [p for p in saved if p not in expected], 1, 0.6)
+        if path not in known:
+            near = difflib.get_close_matches(path, left, 1, 0.6)
             told.append(f"{path}: not in the checkpoint" + (f", which has {near[0]}" if near else ""))
-    wanted = set(expected)
-    return told + [f"{path}: only in the checkpoint" for path in saved if path not in wanted]
+    return told + [f"{path}: only in the checkpoint" for path in left]
 
 
 def difference(leaf: Leaf, x: Any) -> str:
@@ -103,9 +116,8 @@ def difference(leaf: Leaf, x: Any) -> str:
     if leaf.has_data:
         fits = leaf.logical_shape == () and not leaf.prng and _python_type(leaf) is type(x)
         return "" if fits else f"saved {leaf}, expected {_said(x)}"
-    if leaf.kind == "empty" or not jax.tree_util.tree_leaves(x, is_leaf=lambda y: y is None):
-        is_container = not jax.tree_util.tree_leaves(x, is_leaf=lambda y: y is None)
-        return "" if leaf.kind == "empty" and is_container else f"saved {leaf}, expected {_said(x)}"
+    if _is_nothing(leaf) or _is_empty(x):
+        return "" if _is_nothing(leaf) and _is_empty(x) else f"saved {leaf}, expected {_said(x)}"
     return "" if type(from_json(leaf.value)) is type(x) else f"saved {leaf}, expected {_said(x)}"
 
 
@@ -117,7 +129,7 @@ def _array_difference(leaf: Leaf, shape: tuple[int, ...], dtype: Any) -> str:
         return "" if fits else f"saved {leaf}, expected {expected}"
     if not leaf.has_data:
         return f"saved {leaf}, expected {expected}"
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         same = bool(leaf.prng) and str(dtype) == str(_key_dtype(leaf.prng))
     else:
         same = not leaf.prng and np.dtype(dtype) == dtype_of(leaf.dtype)
@@ -135,12 +147,12 @@ def _said(x: Any) -> str:
 def _python_type(leaf: Leaf) -> type | None:
     dtype = dtype_of(leaf.dtype)
     kinds = ((np.bool_, bool), (np.integer, int), (np.floating, float), (np.complexfloating, complex))
-    return next((python for kind, python in kinds if jax.dtypes.issubdtype(dtype, kind)), None)
+    return next((python for kind, python in kinds if jnp.issubdtype(dtype, kind)), None)
 
 
 def _holds(dtype: Any, value: Any) -> bool:
     """Whether an array of a dtype can hold a Python number as it is: of its kind, and within its range."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
         return False
     if _python_type(Leaf((), "numpy", np.dtype(dtype).name)) is not type(value):
         return False
@@ -150,7 +162,7 @@ def _holds(dtype: Any, value: Any) -> bool:
 
 def _target(leaf: Leaf, x: Any, placement: Placement | None) -> Target:
     """Where a leaf goes that fits ``x`` (None: nothing is expected)."""
-    if leaf.kind == "empty":
+    if leaf.kind == "empty" or (x is not None and _is_empty(x)):
         return Target(leaf, {"dict": {}, "list": []}.get(leaf.value) if x is None else x, is_value=True)
     if leaf.kind == "python":
         return _python_target(leaf, from_json(leaf.value), x, placement)
@@ -193,8 +205,8 @@ def _check_64_bits(leaf: Leaf) -> None:
     dtype = dtype_of(leaf.dtype)
     if not leaf.prng and jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise CheckpointError(
-            f"{leaf.path}: saved {leaf}, which JAX has only with jax.config.update('jax_enable_x64', True); or expect a "
-            "numpy array"
+            f"{leaf.path}: saved {leaf}, which JAX has only with jax.config.update('jax_enable_x64', True); or expect "
+            "a numpy array"
         )
 
 
