@@ -258,7 +258,7 @@ def test_nothing_to_split(mesh: tuple[int, ...]) -> None:
     assert all(c == sbp.broadcast for leaf in p.inputs for c in leaf.signature)
     (note,) = p.notes
     assert note.startswith("nothing is split") and "No dimension is a multiple of a mesh axis" in note
-    assert "0 11x13" in note and f"dp ({mesh[0]})" in note and "Pad a dimension" in note
+    assert "w 11x13" in note and f"dp ({mesh[0]})" in note and "Pad a dimension" in note
 
 
 def test_only_scalars() -> None:

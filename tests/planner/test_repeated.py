@@ -107,3 +107,38 @@ def test_what_is_split_or_small_is_not_named() -> None:
 def test_one_device_repeats_nothing() -> None:
     p = plan(lambda x: jnp.linalg.svd(x), f32(64, 64), placement=sbp.placement.abstract((1,), cluster="h100"))
     assert p.unruled == [] and p.notes == []
+
+
+def unknown(name: str) -> Primitive:
+    made = Primitive(name)
+    made.def_impl(lambda x: x)
+    made.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(made, mlir.lower_fun(lambda x: x, multiple_results=False))
+    return made
+
+
+FOREIGN = [unknown(f"foreign_{k}") for k in range(12)]
+
+
+def through(primitives: list[Primitive]) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        for primitive in primitives:
+            x = primitive.bind(jnp.tanh(x @ w))
+        return FOREIGN[0].bind(x)
+
+    return f
+
+
+def test_many_primitives_without_a_rule_are_one_note() -> None:
+    p = plan(through(FOREIGN), f32(4096, 4096), f32(4096, 4096))
+    (note,) = [n for n in p.notes if "no rule" in n]
+    assert "no rule for 12 primitives: foreign_0 (2 lines), foreign_1 (1 line), " in note
+    assert all(x.name in note for x in FOREIGN) and len(p.unruled) == 13
+    sent = float(note.partition(" and sends ")[2].split()[0])
+    assert 0 < sent * 2**20 <= p.bytes_on_wire * 1.001
+
+
+def test_few_primitives_without_a_rule_have_a_note_each() -> None:
+    p = plan(through(FOREIGN[:2]), f32(4096, 4096), f32(4096, 4096))
+    found = [n for n in p.notes if n.startswith("no rule for foreign_")]
+    assert len(found) == 2 and found[0].count("test_repeated.py:") == 2, found

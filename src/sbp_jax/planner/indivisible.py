@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from ..plan import PlanData
 from ..signature import Broadcast, Signature, Split
 from ..trace import Program
+from .amounts import bytes_text, seconds_text
 from .request import Request
 from .shortage import TooSmall
 
@@ -120,8 +121,8 @@ def compare_with_padding(
     if padded.objective < (1 - _TOLD) * plan.objective:
         plan.notes.append(
             f"{told}: AutoParallelConfig(pad=True) splits what does not divide padded, and would take "
-            f"{_seconds(padded.step_seconds)} instead of {_seconds(plan.step_seconds)} a step, sending "
-            f"{_bytes(padded.bytes_on_wire)} instead of {_bytes(plan.bytes_on_wire)}"
+            f"{seconds_text(padded.step_seconds)} instead of {seconds_text(plan.step_seconds)} a step, sending "
+            f"{bytes_text(padded.bytes_on_wire)} instead of {bytes_text(plan.bytes_on_wire)}"
         )
     elif padded.bound >= plan.bound:
         plan.only_even = False  # proven with padding as well
@@ -140,17 +141,3 @@ def _told(program: Program, plan: PlanData, found: Lost) -> str:
     axes = " x ".join(f"{n}" for n in plan.placement.shape if n > 1)
     verb = "does" if len(names) == 1 else "do"
     return f"{', '.join(names)} {verb} not divide by {axes} devices"
-
-
-def _seconds(x: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if x >= scale:
-            return f"{x / scale:.3g} {unit}"
-    return f"{x / 1e-9:.3g} ns"
-
-
-def _bytes(x: float) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if x >= scale:
-            return f"{x / scale:.4g} {unit}"
-    return f"{x:.0f} B"

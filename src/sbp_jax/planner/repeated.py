@@ -20,11 +20,15 @@ from ..rules import opaque as opaque_rules
 from ..rules.widen import strategies
 from ..signature import Signature, Split
 from ..trace import Lines, Op, Program, Value
+from .amounts import bytes_text
 from .request import Request
 
 LARGE = 0.05
 _UNPRICED_BYTES = 2**20
 _NAMED = 8
+_LINES = 3
+# So many primitives without a rule have a note each; more have one together.
+_APART = 2
 # Reasons of ops that nothing would be gained by splitting, and of those whose cost is unknown.
 _SMALL = {opaque_rules.KEYS, opaque_rules.TOKEN, opaque_rules.SHAPE}
 _UNPRICED = {opaque_rules.BODY, opaque_rules.SCALES, once_rules.REASON}
@@ -39,6 +43,7 @@ Cause = Literal["rule", "sizes", "price"]
 class Repeated:
     """Alike ops of one line: the primitive, the line, why every device computes them whole, how much of a device's
     compute they are. ``cause``: the rule (or that there is none), the sizes of dims that it would split, or the price.
+    ``sent_bytes``: what a device sends in a step so that they have their operands whole.
     """
 
     primitive: str
@@ -46,24 +51,12 @@ class Repeated:
     reason: str
     cause: Cause
     share: float
+    sent_bytes: float = 0.0
 
     @property
     def where(self) -> str:
         """The line and the reason."""
         return f"{self.line}: {self.reason or 'no rule for it'}"
-
-    @property
-    def note(self) -> str:
-        """For the plan's notes."""
-        if not self.reason:
-            return (
-                f"no rule for {self.primitive}: every device computes it whole. sbp.register_rule says how it splits "
-                f"[{self.line}]"
-            )
-        if self.reason == once_rules.REASON:
-            return f"{self.primitive}: {self.reason} [{self.line}]"
-        much = f", {self.share:.0%} of its compute" if self.share >= 0.01 else ""
-        return f"every device computes {self.primitive} whole{much}: {self.reason} [{self.line}]"
 
 
 @dataclass(slots=True)
@@ -73,6 +66,7 @@ class _Sums:
     seconds: float = 0.0
     flops: float = 0.0
     result_bytes: int = 0
+    sent_bytes: float = 0.0
     is_named: bool = False
 
 
@@ -81,6 +75,9 @@ def repeated(program: Program, factors: Sequence[Factors], plan: PlanData, reque
     if request.placement.size == 1:
         return []
     costs = {node: plan.timeline.costs[k] for node, k in plan.timeline.runs}
+    sent: dict[int, float] = {}
+    for b in plan.boxing_list:
+        sent[b.needed_at] = sent.get(b.needed_at, 0.0) + b.bytes * b.times
     flops = sum(costs[op.index].flops * _times(op) for op in program.nodes if op.index in costs)
     largest = max((v.size_bytes for op in program.nodes for v in op.outs), default=0)
     lines, reasons = Lines(), _Reasons(request)
@@ -92,6 +89,7 @@ def repeated(program: Program, factors: Sequence[Factors], plan: PlanData, reque
         if reason in _SMALL:
             continue
         sums = found.setdefault((op.name, lines(op.info) or "unknown line", reason, cause), _Sums())
+        sums.sent_bytes += sent.get(op.index, 0.0)
         cost = costs.get(op.index)
         if cost is not None:
             sums.seconds += cost.seconds * _times(op) * (cost.seconds > request.cluster.op_seconds_floor)
@@ -107,7 +105,7 @@ def repeated(program: Program, factors: Sequence[Factors], plan: PlanData, reque
     for (primitive, line, reason, cause), sums in found.items():
         share = max(_part(sums.seconds, plan.compute_seconds), _part(sums.flops, flops))
         if sums.is_named or max(share, _part(sums.result_bytes, plan.memory_per_device)) >= LARGE:
-            made.append(Repeated(primitive, line, reason, cause, share))
+            made.append(Repeated(primitive, line, reason, cause, share, sums.sent_bytes))
     return sorted(made, key=lambda r: -r.share)
 
 
@@ -116,9 +114,17 @@ def _part(part: float, whole: float) -> float:
 
 
 def notes(found: Iterable[Repeated]) -> list[str]:
-    """One note for each that a rule is the reason of, one for all others together."""
+    """One note for each primitive that a rule is the reason of, one for many without a rule, one for all others."""
     found = list(found)
-    ruled = [r.note for r in found if r.cause != "price"]
+    groups: dict[tuple[str, str], list[Repeated]] = {}
+    for r in found:
+        if r.cause != "price":
+            groups.setdefault((r.primitive, r.reason), []).append(r)
+    unknown = [some for (_, reason), some in groups.items() if not reason]
+    is_folded = len(unknown) > _APART
+    ruled = [_note(some) for some in groups.values() if some[0].reason or not is_folded]
+    if is_folded:
+        ruled.insert(0, _no_rules(unknown))
     left = len(ruled) - _NAMED
     made = ruled if left <= 0 else [*ruled[:_NAMED], f"{left} more ops that every device computes whole: plan.unruled"]
     priced = [f"{r.primitive} ({r.share:.0%}) [{r.line}]" for r in found if r.cause == "price" and r.share >= LARGE]
@@ -129,6 +135,35 @@ def notes(found: Iterable[Repeated]) -> list[str]:
             f"{', '.join(priced[:_NAMED])}{more}"
         )
     return made
+
+
+def _note(some: Sequence[Repeated]) -> str:
+    """A note for one primitive, whole for one reason, wherever it stands."""
+    primitive, reason = some[0].primitive, some[0].reason
+    lines = list(dict.fromkeys(r.line for r in some))
+    more = f" and {len(lines) - _LINES} more lines" if len(lines) > _LINES else ""
+    where = f"[{', '.join(lines[:_LINES])}{more}]"
+    if not reason:
+        return f"no rule for {primitive}: every device computes it whole. sbp.register_rule says how it splits {where}"
+    if reason == once_rules.REASON:
+        return f"{primitive}: {reason} {where}"
+    share = sum(r.share for r in some)
+    much = f", {share:.0%} of its compute" if share >= 0.01 else ""
+    return f"every device computes {primitive} whole{much}: {reason} {where}"
+
+
+def _no_rules(groups: Sequence[Sequence[Repeated]]) -> str:
+    """One note for many primitives without a rule: which, on how many lines, and what that costs."""
+    counted = sorted(((len(some), some[0].primitive) for some in groups), key=lambda x: (-x[0], x[1]))
+    names = ", ".join(f"{name} ({n} line{'s' if n > 1 else ''})" for n, name in counted)
+    every = [r for some in groups for r in some]
+    share, sent = sum(r.share for r in every), sum(r.sent_bytes for r in every)
+    much = f" ({share:.0%} of its compute)" if share >= 0.01 else ""
+    moved = f" and sends {bytes_text(sent)} a step for their operands" if sent else ""
+    return (
+        f"no rule for {len(groups)} primitives: {names}. Every device computes them whole{much}{moved}. "
+        "sbp.register_rule says how a primitive splits; plan.unruled has the lines"
+    )
 
 
 class _Reasons:

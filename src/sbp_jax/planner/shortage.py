@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import PlanError
 from ..paths import fold, starred
+from .amounts import bytes_text
 from .least import Least
 from .memory import FootprintLike
 
@@ -57,7 +58,7 @@ def too_small(limit: float, least: Least, footprint: FootprintLike) -> TooSmall:
     )
     message = (
         f"no plan was found that fits into a memory limit of {_bytes(limit)} per device; the smallest that one does is "
-        f"{_bytes(least.peak)}, {_size(short)} ({short / max(limit, 1.0):.1%}) more; {proof}. "
+        f"{_bytes(least.peak)}, {bytes_text(short)} ({short / max(limit, 1.0):.1%}) more; {proof}. "
         f"{_most(least, footprint)}"
         f"Raise memory_limit to {least.peak:.0f}, use more devices, a smaller batch, or rematerialisation "
         "(remat='auto', jax.checkpoint)"
@@ -71,18 +72,11 @@ def _most(least: Least, footprint: FootprintLike) -> str:
         return ""
     total = max(sum(h.bytes for h in held), 1.0)
     lines = [
-        f"  {_size(h.bytes)} ({h.bytes / total:.0%}) {h.words}{f', {h.count} arrays' if h.count > 1 else ''}"
+        f"  {bytes_text(h.bytes)} ({h.bytes / total:.0%}) {h.words}{f', {h.count} arrays' if h.count > 1 else ''}"
         for h in held[:_NAMED]
     ]
     return "That plan's peak is held by\n" + "\n".join(lines) + f"\nand {max(len(held) - _NAMED, 0)} smaller kinds. "
 
 
 def _bytes(n: float) -> str:
-    return f"{n:.0f} bytes ({_size(n)})"
-
-
-def _size(n: float) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(n) >= size:
-            return f"{n / size:.4g} {unit}"
-    return f"{n:.0f} bytes"
+    return f"{n:.0f} bytes ({bytes_text(n)})"
