@@ -1,6 +1,11 @@
 """Redistribution: signature A -> signature B by the cheapest route of explicit collectives."""
 
 from ..pieces import identity as identity
+from .across import Block as Block
+from .across import Exchange as Exchange
+from .across import exchange_of as exchange_of
+from .across import exchanging as exchanging
+from .between import Box as Box
 from .between import parts as parts
 from .collectives import apply as apply
 from .collectives import execute as execute

@@ -120,9 +120,13 @@ class Stored:
         return Signature(tuple(c if keeps(c) else broadcast for c in self.sbp))
 
     def numpy(self) -> np.ndarray:
-        """The logical value on the host. In a program of several processes, every one must call it."""
+        """The logical value on the host. Where it lies on devices of several processes, all of these must call it.
+
+        Raises ``PlacementError`` on a process that has none of the placement's devices.
+        """
         if self.size == 0:
             return np.zeros(self.shape, self.dtype)
+        self._refuse_elsewhere("numpy()")
         x = self.array
         if not x.is_fully_addressable:  # whole on every device: each process reads its own copy
             whole = Signature((broadcast,) * self.placement.ndim)
@@ -213,6 +217,16 @@ class Stored:
             raise PlacementError(f"rank {rank} {where}; the placement's ranks are {everyone}, here: {list(held)}")
         return held[rank]
 
+    def _refuse_elsewhere(self, what: str) -> None:
+        if is_tracer(self.storage) or self.storage.is_fully_addressable or self.storage.addressable_shards:
+            return
+        raise PlacementError(
+            f"{what} needs the values, and process {jax.process_index()} of {jax.process_count()} has none of the "
+            f"devices of {self.placement}: they belong to {_processes(self.placement)}. Let these call it, or bring "
+            "the tensor to devices of every process first, on all processes: "
+            f"x.to_global(placement=sbp.placement.all({self.placement.type!r}), sbp=sbp.broadcast)"
+        )
+
     def _refuse_tracer(self, what: str) -> None:
         if is_tracer(self.storage):
             raise SbpError(
@@ -228,10 +242,19 @@ class Stored:
             head += ", no values"
         elif self.storage.is_deleted():
             head += ", donated or deleted"
-        elif self.storage.is_fully_addressable:
-            text = np.array2string(self.numpy(), prefix="GlobalTensor(", separator=", ", threshold=100)
+        elif (value := self._here()) is None:  # gathering it takes all processes, and who prints may be one of them
+            head += f", held by {_processes(self.placement)}"
+        else:
+            text = np.array2string(value, prefix="GlobalTensor(", separator=", ", threshold=100)
             shown = f"{text}, " if "\n" not in text else f"{text},\n             "
         return f"GlobalTensor({shown}{head})"
+
+    def _here(self) -> np.ndarray | None:
+        """The logical value, if this process has it without asking others."""
+        if self.storage.is_fully_addressable:
+            return self.numpy()
+        is_whole = self.spec.is_plain and self.storage.is_fully_replicated and self.storage.addressable_shards
+        return np.asarray(self.storage.addressable_shards[0].data) if is_whole else None
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec else str(self)
@@ -252,6 +275,12 @@ class Stored:
         if self.storage.is_deleted():
             raise SbpError(f"cannot pickle {self!r}: its buffers are gone")
         return _unpickled, (type(self), self.spec, packed(self.spec, self.storage))
+
+
+def _processes(placement: Placement) -> str:
+    """The processes whose devices a placement has, in words."""
+    found = sorted({d.process_index for d in placement.mesh.devices.flat})
+    return f"process {found[0]}" if len(found) == 1 else f"processes {', '.join(map(str, found))}"
 
 
 def _unpickled(kind: type[Stored], spec: Spec, parts: Any) -> Stored:

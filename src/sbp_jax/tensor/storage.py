@@ -29,7 +29,7 @@ def from_pieces(spec: Spec, piece: Callable[[tuple[int, ...]], Any]) -> jax.Arra
         padding = [(0, n - m) for n, m in zip(spec.local_shape, x.shape, strict=True)]
         x = jnp.pad(x, padding) if any(after for _, after in padding) else x
         buffers.append(x.reshape(shape))
-    return jax.make_array_from_single_device_arrays(spec.storage_shape, spec.sharding, buffers)
+    return jax.make_array_from_single_device_arrays(spec.storage_shape, spec.sharding, buffers, dtype=spec.dtype)
 
 
 def from_logical(spec: Spec, x: Any) -> jax.Array:
