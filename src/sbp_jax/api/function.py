@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from .. import processes
 from .._compat import is_tracing, trace_context
 from ..calls import capture, values
 from ..calls.path_pins import PinDict
@@ -26,6 +27,7 @@ from ..signature import Signature
 from ..step.jitted import LoweredStep, NamedStep, OtherCall, check_devices, lower_step, lowered_step
 from ..step.plan import Plan
 from ..trace import Program, fingerprint, is_planned_here, recompute
+from . import agreed
 from .config import AutoParallelConfig
 from .given_plan import check_given
 from .plan_cache import read_or_make
@@ -63,6 +65,8 @@ class ParallelFunction:
         self._previous: LoweredStep | None = None
         self._last: LoweredStep | None = None
         self._lock = threading.RLock()
+        # Whether this process plans for itself, though others may have devices of the placement.
+        self._is_alone = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         last, tracing = self._last, is_tracing()
@@ -180,12 +184,14 @@ class ParallelFunction:
 
     def _make(self, call: Call) -> LoweredStep:
         dynamic, kwargs = call.dynamic, call.kwargs
-        with Progress(self._name) as progress:
+        asked = None if self._is_alone else processes.request(agreed.members(self._asked_places))
+        with Progress(self._name, asked is None or asked.is_first) as progress:
             progress("tracing")
-            program, in_tree, out_shape = capture.trace(
-                self._fn, call.args, kwargs, call.static, call.donated, call.fixed, call.donated_names,
-                self._names(call),
-            )  # fmt: skip
+            with agreed.telling(asked):
+                program, in_tree, out_shape = capture.trace(
+                    self._fn, call.args, kwargs, call.static, call.donated, call.fixed, call.donated_names,
+                    self._names(call),
+                )  # fmt: skip
             out_tree = jax.tree.structure(out_shape)
             traced = program
             # Another static argument, another setting of JAX: often the same program.
@@ -201,12 +207,19 @@ class ParallelFunction:
                     )  # fmt: skip
                 return request_for(where, self._config, pins, progress)
 
+            def facts(plan: str) -> dict[str, str]:
+                pins = self._in_sbp, self._out_sbp, self._pins
+                return agreed.facts_of(self._name, self._asked_places(), self._config, program, pins, plan)
+
             if same in self._plans:
+                agreed.agree_on_same(asked, self._name, lambda: facts("made before"), program)
                 data = copy.copy(self._plans[same])
             elif self._given is not None:
-                given = check_given(
-                    self._given, program, self._name, self._placement, self._config, lambda x: request_on(x).pins
-                )
+                with agreed.telling(asked):
+                    given = check_given(
+                        self._given, program, self._name, self._placement, self._config, lambda x: request_on(x).pins
+                    )
+                agreed.agree_on_same(asked, self._name, lambda: facts(f"given, {agreed.digest(given)}"), program)
                 data = copy.copy(given)
             else:
 
@@ -221,8 +234,11 @@ class ParallelFunction:
                     found.options = self._config.plan_options()
                     return found
 
+                def make() -> PlanData:
+                    return search() if self._config.cache is None else self._cached(program, places, request_on, search)
+
                 places = self._places()
-                data = search() if self._config.cache is None else self._cached(program, places, request_on, search)
+                data = agreed.agree(asked, self._name, lambda: facts("to be made"), program, make)
             self._plans[same] = data
         origin = range(len(program.nodes))
         if data.recomputed is not None:
@@ -254,9 +270,9 @@ class ParallelFunction:
                 return replace(make_plan(final, request, self._name), lowering=plan.lowering)
 
             plan.again = again
-            if "from_cache" in data.statistics:
+            if "from_cache" in data.statistics or not (asked is None or asked.is_first):
                 same_call = self._of_shapes(call)
-                plan.anew = lambda: self._without_cache(data.placement)._entry(same_call).plan
+                plan.anew = lambda: self._by_itself(data.placement)._entry(same_call).plan
         return entry
 
     def _cached(
@@ -273,11 +289,18 @@ class ParallelFunction:
                     raise
         return read_or_make(program, requests, self._config, self._name, search)
 
-    def _without_cache(self, where: Placement) -> "ParallelFunction":
+    def _by_itself(self, where: Placement) -> "ParallelFunction":
+        """The same, planned in this process for this process: no cache, no others to agree with."""
         config = replace(self._config, cache=None)
-        return ParallelFunction(
+        made = ParallelFunction(
             self._fn, where, config, self._roles, self._in_sbp, self._out_sbp, self._pins, self._given
         )
+        made._is_alone = True
+        return made
+
+    def _asked_places(self) -> list[Placement]:
+        """What the processes must agree on: where to plan for."""
+        return [self._given.placement] if self._given is not None else self._places()
 
     def _of_shapes(self, call: Call) -> Call:
         """A call that keeps no arrays alive."""

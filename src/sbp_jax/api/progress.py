@@ -11,15 +11,15 @@ _PATIENCE_SECONDS = 1.0
 class Progress:
     """Call it with what is being done; after a second a spinner appears, if there is a terminal to see it."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, what: str, is_shown: bool = True) -> None:
+        self.what, self._is_shown = what, is_shown
         self._console = Console(stderr=True)
         self._status = self._console.status(f"planning {what}")
         self._timer = threading.Timer(_PATIENCE_SECONDS, self._status.start)
         self._timer.daemon = True
 
     def __enter__(self) -> "Progress":
-        if self._console.is_terminal:
+        if self._is_shown and self._console.is_terminal:
             self._timer.start()
         return self
 
