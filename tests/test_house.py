@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "env": {"processes"},
     "checkpoint": {"placement", "plan", "tensor", "processes"},
     "data": {"placement", "shardings", "processes"},
-    "distributed": {"api", "tensor", "boxing", "placement", "processes", "checkpoint"},
+    "distributed": {"api", "flax", "tensor", "boxing", "placement", "processes", "checkpoint"},
     "cli": {"api", "flax", "report", "distributed"},
 }
 

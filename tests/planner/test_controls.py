@@ -210,6 +210,23 @@ def test_zero_says_which_leaves_cannot_be_split() -> None:
     assert any(n.startswith("zero_stage=1: as nearly split as can be: ") and "3/b (7)" in n for n in p.notes)
 
 
+def test_pinned_parameters_say_what_data_parallelism_needs_to_know() -> None:
+    """A loss donates nothing: of its arguments, those that are pinned whole are the state."""
+    where = sbp.placement("cpu", ranks=range(8), axis_names="dp")
+    shapes = {"w": jax.ShapeDtypeStruct((16, 8), "float32"), "b": jax.ShapeDtypeStruct((8,), "float32")}
+
+    def gradients(params, x):
+        return jax.value_and_grad(lambda p: jnp.mean((x @ p["w"] + p["b"]) ** 2))(params)
+
+    config = sbp.AutoParallelConfig(solver="data_parallel")
+    x = jax.ShapeDtypeStruct((32, 16), "float32")
+    p = sbp.plan(gradients, shapes, x, placement=where, config=config, in_sbp=("B", None), out_sbp="B")
+    assert {leaf.path: str(leaf.signature) for leaf in p.inputs} == {"0/b": "B", "0/w": "B", "1": "S(0)"}
+    assert [b.collective for b in p.boxings() if b.collective != "none"] == ["all_reduce"] * 3
+    with pytest.raises(sbp.PlanError, match="or pin the parameters"):
+        sbp.plan(gradients, shapes, x, placement=where, config=config)
+
+
 def test_zero_and_experts_need_to_know_the_state() -> None:
     with pytest.raises(sbp.PlanError, match=r"zero_stage=1 speaks of parameters.*donate_argnums=0 say"):
         plan(zero_stage=1, donate=())

@@ -18,6 +18,7 @@ if _TYPE_CHECKING or not _is_bare:
     from ..processes import leave as leave
     from ..processes import should_stop as should_stop
     from ..processes import shutdown as shutdown
+    from .data_parallel import DistributedDataParallel as DistributedDataParallel
 
 
 def __getattr__(name: str):

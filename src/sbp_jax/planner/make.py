@@ -7,6 +7,7 @@ import time
 from ..cluster import to_toml
 from ..errors import PlanError
 from ..plan import PlanData
+from ..signature import Signature, broadcast
 from ..trace import Program, without_collecting
 from .alternatives import force, insight
 from .anatomy import Anatomy, anatomy
@@ -64,7 +65,8 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
 
     @functools.cache
     def parts() -> Anatomy:
-        found = roles(program, factors)
+        whole = [k for k, (s, _) in request.pins.items() if isinstance(s, Signature) and set(s) == {broadcast}]
+        found = roles(program, factors, whole)
         batch = examples(program, factors, found) if found.known else None
         return anatomy(program, found, folded, groups, problem, sizes, tuple(request.pins), batch)
 

@@ -8,12 +8,13 @@ Found by structure alone, never by name. Donated arguments are what a step keeps
   (moments), or is made from a parameter (an average of weights);
 * a *buffer* is kept, but no parameter's update reads it (running statistics, counters, keys).
 
+Where nothing is donated, as in a loss and its gradients, what is pinned whole on every device is a parameter.
 Norms of parameters and moments (clipping, LARS, LAMB) are reductions to a scalar and tell nothing; they are not
 followed. A *gradient* is what reaches a parameter's update from data: the update is followed back from the new value,
 element by element, to where the shape or the kind of op changes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,9 +51,15 @@ class Roles:
         return bool(self.parameters or self.states)
 
 
-def roles(program: Program, factors: Sequence[Factors]) -> Roles:
-    """The roles of a program's arguments; ``factors`` are its nodes' rules, in order."""
-    return _Finder(program, factors).run()
+def roles(program: Program, factors: Sequence[Factors], whole: Collection[int] = ()) -> Roles:
+    """The roles of a program's arguments; ``factors`` are its nodes' rules, in order.
+
+    ``whole`` are the nodes that users pinned to be whole on every device. Where nothing is donated (a loss, its
+    gradients) the arguments among them are the parameters.
+    """
+    finder = _Finder(program, factors)
+    found = finder.run()
+    return found if found.known else finder.pinned(whole)
 
 
 class _Finder:
@@ -93,6 +100,13 @@ class _Finder:
                     states[i] = None
         rest = tuple(i for i in self.kept if i not in parameters and i not in states)
         return Roles(tuple(parameters), states, rest, data, tuple(gradients))
+
+    def pinned(self, whole: Collection[int]) -> Roles:
+        """Roles by where the arguments are pinned: what is whole everywhere is no data."""
+        same = [i for i in self.arrays if self.program.input_ops[i].index in whole]
+        parameters = tuple(i for i in same if is_a(self._input(i).dtype, np.inexact))
+        buffers = tuple(i for i in same if i not in parameters)
+        return Roles(parameters, {}, buffers, tuple(i for i in self.arrays if i not in same))
 
     def _input(self, i: int) -> Value:
         return self.program.input_ops[i].outs[0]

@@ -25,7 +25,8 @@ def family(task: Task, name: str) -> Restriction:
         raise PlanError(
             f"solver={name!r} speaks of parameters, optimizer state and data, but no argument is known to be a "
             "parameter: none that a model's parameters are in is donated. Donate the training state, "
-            "donate_argnums=0 say, and return its new value; or use solver='ilp'"
+            "donate_argnums=0 say, and return its new value; or pin the parameters, in_sbp=('B', None) say; or use "
+            "solver='ilp'"
         )
     return Restriction(task.anatomy)
 
