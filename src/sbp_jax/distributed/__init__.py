@@ -18,7 +18,21 @@ if _TYPE_CHECKING or not _is_bare:
     from ..processes import leave as leave
     from ..processes import should_stop as should_stop
     from ..processes import shutdown as shutdown
+    from .collectives import all_gather as all_gather
+    from .collectives import all_gather_into_tensor as all_gather_into_tensor
+    from .collectives import all_reduce as all_reduce
+    from .collectives import all_to_all as all_to_all
+    from .collectives import barrier as barrier
+    from .collectives import broadcast as broadcast
+    from .collectives import gather as gather
+    from .collectives import reduce as reduce
+    from .collectives import reduce_scatter as reduce_scatter
+    from .collectives import reduce_scatter_tensor as reduce_scatter_tensor
+    from .collectives import scatter as scatter
     from .data_parallel import DistributedDataParallel as DistributedDataParallel
+    from .point_to_point import recv as recv
+    from .point_to_point import send as send
+    from .reduce_op import ReduceOp as ReduceOp
 
 
 def __getattr__(name: str):

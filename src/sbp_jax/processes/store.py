@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,29 +94,34 @@ class Store:
         except RuntimeError as error:
             raise self._broken(error) from error
 
-    def gather(self, name: str, text: str = "", timeout_seconds: float = TIMEOUT_SECONDS) -> tuple[str, ...]:
+    def gather(
+        self, name: str, text: str = "", timeout_seconds: float = TIMEOUT_SECONDS, among: Sequence[int] | None = None
+    ) -> tuple[str, ...]:
         """The texts of all processes in rank order: every process calls this with its own.
 
         ``name`` says what is gathered, in words: errors show it. The same name may be used again and again; all
-        processes then come the same number of times.
+        processes then come the same number of times. ``among``: only these processes, this one among them.
 
         Raises ``ProcessError`` on every process that came, naming those that did not come within the limit; one that
         comes later gets the same error.
         """
+        ranks = tuple(range(self.size)) if among is None else tuple(among)
+        if ranks == (self.rank,):
+            return (text,)
         with self._lock:
             turn = self._rounds[name]
             self._rounds[name] += 1
         folder = f"gather/{name}/{turn}"
-        if self.rank:
+        if self.rank != ranks[0]:
             self.set(f"{folder}/{self.rank}", text)
-            # Rank 0 may have come late itself: it gets its whole limit, and we a little more, for its answer.
-            answer = self.wait(f"{folder}/all", timeout_seconds + min(5.0, timeout_seconds), of=0)
+            # The first may have come late itself: it gets its whole limit, and we a little more, for its answer.
+            answer = self.wait(f"{folder}/all", timeout_seconds + min(5.0, timeout_seconds), of=ranks[0])
             if answer is None:
                 came = {int(rank) for rank in self.entries(folder) if rank.isdecimal()}
-                raise self._missing(name, timeout_seconds, [rank for rank in range(self.size) if rank not in came])
+                missing = [rank for rank in ranks if rank not in came]
+                answer = self._decide(folder, json.dumps({"missing": missing, "seconds": timeout_seconds}))
         else:
-            answer = self._collect(folder, text, timeout_seconds)
-            self.set(f"{folder}/all", answer)
+            answer = self._decide(folder, self._collect(folder, text, timeout_seconds, ranks))
             if turn:  # All have come here, so all have read the answer before.
                 self.delete(f"gather/{name}/{turn - 1}")
         read = json.loads(answer)
@@ -154,14 +160,28 @@ class Store:
             raise self._missing(name, timeout_seconds, [source])
         return found
 
-    def _collect(self, folder: str, text: str, timeout_seconds: float) -> str:
-        """The answer of rank 0: all texts, or who is missing."""
+    def _decide(self, folder: str, answer: str) -> str:
+        """The one answer for all: this one, unless another process has given one before.
+
+        So no process goes on where another has given up, though the last one came at that very moment.
+        """
+        try:
+            self.set(f"{folder}/all", answer, overwrite=False)
+        except ProcessError:
+            earlier = self.entries(folder).get("all")
+            if earlier is None:
+                raise
+            return earlier
+        return answer
+
+    def _collect(self, folder: str, text: str, timeout_seconds: float, ranks: Sequence[int]) -> str:
+        """The answer of the first of ``ranks``: all texts, or who is missing."""
         texts, end = [text], time.monotonic() + timeout_seconds
-        for rank in range(1, self.size):
+        for rank in ranks[1:]:
             found = self.wait(f"{folder}/{rank}", max(0.0, end - time.monotonic()), of=rank)
             if found is None:
                 came = self.entries(folder)
-                missing = [rank for rank in range(1, self.size) if str(rank) not in came]
+                missing = [other for other in ranks[1:] if str(other) not in came]
                 if missing:
                     return json.dumps({"missing": missing, "seconds": timeout_seconds})
                 found = came[str(rank)]

@@ -95,7 +95,7 @@ def step_for(
             for op, leaf in zip(program.input_ops[n:], plan.inputs[n:], strict=True)]  # fmt: skip
     constants = tuple(from_logical(s, c) for s, c in zip(held, program.constants, strict=True))
     taken = [*(x if isinstance(x, Spec) else Spec(x.shape, x.dtype, where, whole) for x in ins), *held]
-    jitted = _on_storages(local_function(program, plan), taken, specs, plan.function)
+    jitted = on_storages(local_function(program, plan), taken, specs, plan.function)
     tree = jax.tree.structure(out_shape)
     return Step(jitted, specs, tree, plan, constants, tree == _LEAF)
 
@@ -109,10 +109,10 @@ def boxing_step(src: Spec, dst: Signature) -> Step:
     def box(x: Any) -> list[Any]:
         return [boxing.apply(route, x, where.axis_names)]
 
-    return Step(_on_storages(box, [src], [spec], "to_global"), (spec,), _LEAF, route, (), True)
+    return Step(on_storages(box, [src], [spec], "to_global"), (spec,), _LEAF, route, (), True)
 
 
-def _on_storages(
+def on_storages(
     local: Callable[..., Sequence[Any]], ins: Sequence[Spec], outs: Sequence[Spec], name: str
 ) -> Callable[..., Any]:
     """A function of local components as a jitted function of storages."""
