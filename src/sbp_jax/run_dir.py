@@ -134,6 +134,8 @@ def open_file(path: Path, flags: int) -> int:
     Raises ``ProcessError`` if the name is a link, a pipe, a device or a folder, or belongs to another user.
     """
     # O_NONBLOCK: a pipe that somebody has put there must not make us wait; it means nothing for a file.
+    # It is emptied only once it is known to be ours.
+    empties, flags = flags & os.O_TRUNC, flags & ~os.O_TRUNC
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:
@@ -144,6 +146,8 @@ def open_file(path: Path, flags: int) -> int:
         os.close(fd)
         raise ProcessError(f"{str(path)!r} is not a file of ours alone: remove it, or give another folder")
     os.fchmod(fd, 0o600)
+    if empties:
+        os.ftruncate(fd, 0)
     os.set_blocking(fd, True)
     return fd
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 SHELL = [sys.executable, "-m", "sbp_jax"]
 
-COMMANDS = ["plan", "explain", "diff", "html", "bench", "doctor", "calibrate"]
+COMMANDS = ["plan", "explain", "diff", "html", "bench", "doctor", "calibrate", "launch"]
 
 
 def test_versions(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ The files are those of ``run_dir.py``. Without the launcher all of this does not
 
 import atexit
 import faulthandler
+import functools
 import operator
 import os
 import signal
@@ -12,6 +13,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -83,7 +85,7 @@ def install() -> None:
     if here is None:
         return
     here.say(None, run_dir.JOINED)
-    sys.excepthook = _report_and_end
+    sys.excepthook = functools.partial(_report_and_end, sys.excepthook)
     # Runs before JAX's own, which waits for the other processes: those registered last come first.
     atexit.register(_say_leaving)
     try:
@@ -157,13 +159,15 @@ def tell_on_terminate(tell: object) -> None:
     _asked[:] = [tell]
 
 
-def _report_and_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _report_and_end(
+    before: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """As ``sys.excepthook``; then a report for the launcher, and the end without waiting for anybody.
 
     Python's ordinary end would wait for the other processes in JAX's exit barrier, and they for this one.
     """
     here = _launched()
-    sys.__excepthook__(kind, error, trace)
+    before(kind, error, trace)
     if here is None or here.pid != os.getpid():
         return
     lines = "".join(traceback.format_exception(kind, error, trace))

@@ -21,7 +21,7 @@ from ...run_dir import (
     read_report,
 )
 from .logs import Files, Relay, Tail, last_lines, redact
-from .options import PRELOADED, Options
+from .options import Options
 from .signals import PASSED_ON, Signals
 from .spares import Spares
 from .watch import Failure, WakingClock, hung, left_too_early
@@ -63,7 +63,7 @@ class Generation:
         self.asked: int | None = None
         self.stop_by: float | None = None
         self.growing = False
-        self.grow_at = None if options.grow_after_seconds is None else self.clock() + options.grow_after_seconds
+        self.begun_at = self.clock()
         begin_generation(run_dir, number)
         for local_rank, slot in enumerate(slots):
             self._start(local_rank, slot, len(slots), port, environment)
@@ -189,10 +189,10 @@ class Generation:
                 128 + (self.asked or signal.SIGTERM),
                 f"has not left within {options.stop_timeout_seconds:g} s of {signal_name(self.asked or 15)}",
             )
-        if self.grow_at is not None and now >= self.grow_at and len(self.workers) < options.nproc_per_node:
+        if self._may_grow(now):
             self.say(f"asking {len(self.workers)} processes to stop at a common step, to start all "
                      f"{options.nproc_per_node} again")  # fmt: skip
-            self.grow_at, self.growing = None, True
+            self.growing = True
             self.ask_to_stop(signal.SIGTERM)
         # First: those that wait for one that has left are silent because of it.
         alone = min(options.exit_timeout_seconds, options.heartbeat_timeout_seconds)
@@ -213,6 +213,13 @@ class Generation:
         while time.monotonic() < end:
             self._wait(0.05)
 
+    def _may_grow(self, now: float) -> bool:
+        """Whether a smaller run has worked for long enough, and can be stopped because all are in their steps."""
+        after, size = self.options.grow_after_seconds, len(self.workers)
+        if after is None or size == self.options.nproc_per_node or now - self.begun_at < after:
+            return False
+        return all(worker.runs and worker.beat.phase == STEPPING for worker in self.workers)
+
     def _raised_at(self, worker: Worker) -> float:
         report = read_report(self.run_dir, self.number, worker.rank)
         return 0.0 if report is None else report.unix_seconds
@@ -228,8 +235,9 @@ class Generation:
     def _prepare_spares(self) -> None:
         """Once all have begun steps: before, spares would take processor time from their start."""
         if self.spares.missing and all(worker.runs and worker.beat.phase == STEPPING for worker in self.workers):
-            loaded = read_modules(self.run_dir, self.number)
-            self.spares.prepare(dict.fromkeys((*PRELOADED, *loaded, *self.options.preload)))
+            modules = dict.fromkeys((*read_modules(self.run_dir, self.number), *self.options.preload))
+            if modules:  # Without imports to wait for, a new process is as quick.
+                self.spares.prepare(modules)
 
     def _end(self) -> None:
         """End what still runs: told and TERM, a while, then KILL for every group."""
@@ -259,6 +267,8 @@ class Generation:
         worker = failure.worker
         self.say(f"rank {worker.rank} (process {worker.pid}) {failure.reason}; all {len(self.workers)} processes here "
                  "are ended")  # fmt: skip
+        if self.options.nnodes > 1:
+            self.say("a process of another node may have failed first: see what its launcher says")
         report = read_report(self.run_dir, self.number, worker.rank)
         if report is not None:
             first = (report.message.splitlines() or [""])[0]

@@ -4,13 +4,13 @@ import argparse
 import ipaddress
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ProcessError
 
-PRELOADED = ("jax", "sbp_jax")
-"""What a spare process imports while it waits, and whatever else of ``KNOWN`` the running workers have imported."""
+_NAME_SECONDS = 60.0
 
 EXAMPLES = """\
   python -m sbp_jax.distributed.launch --nproc_per_node 4 train.py --epochs 3
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float, default=60.0, metavar="SECONDS")  # fmt: skip
     add("spares", "processes that wait with JAX imported, for a quick restart (with --max_restarts: nproc_per_node)",
         type=int, metavar="N")  # fmt: skip
-    add("preload", "modules that spares import beside jax and sbp_jax, with commas between",
+    add("preload", "modules that spares import beside jax, flax and such, with commas between",
         default="", metavar="MODULES")  # fmt: skip
     add("label", "put the rank before each line of output", action="store_true")
     parser.add_argument("training_script", help="what to run in every process")
@@ -188,12 +188,22 @@ def _is_address(host: str) -> bool:
         return False
 
 
+def _find(host: str, seconds: float) -> None:
+    """Look up a name. Of several nodes started at once, the first one's may become known a little later."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() >= end:
+                raise ProcessError(f"--master_addr {host!r}: no machine of this name is known: {error}") from error
+        time.sleep(0.5)
+
+
 def _bind(args: argparse.Namespace) -> str:
     """The address on which the coordinator listens. Wider than loopback only where it is said."""
-    try:
-        socket.getaddrinfo(args.master_addr, None)
-    except (OSError, UnicodeError) as error:
-        raise ProcessError(f"--master_addr {args.master_addr!r}: no machine of this name is known: {error}") from error
+    _find(args.master_addr, _NAME_SECONDS if args.nnodes > 1 else 0.0)
     bind = args.master_addr if args.bind is None else args.bind.strip("[]")
     if args.bind is not None and not _is_address(bind):
         raise ProcessError(f"--bind {args.bind!r}: must be an IP address, such as 127.0.0.1, 10.0.0.1 or 0.0.0.0")

@@ -30,10 +30,10 @@ class Slots:
     def __post_init__(self) -> None:
         self.used = self.all
 
-    def after(self, outcome: Outcome) -> None:
+    def after(self, outcome: Outcome, grows: bool) -> None:
         """The places of the next generation: all again after steps have been made; otherwise without the one that
         failed, if fewer are allowed."""
-        if outcome.progressed:
+        if outcome.progressed or grows:
             self.used = self.all
         elif outcome.failure is not None and len(self.used) > self.least:
             self.used = tuple(slot for slot in self.used if slot != outcome.failure.worker.slot)
@@ -63,7 +63,7 @@ def _generations(
 ) -> int:  # fmt: skip
     secrets = secrets_of(environment)
     slots = Slots(tuple(range(options.nproc_per_node)), options.min_procs)
-    restarts, fruitless, number, used = 0, 0, 0, frozenset[int]()
+    restarts, fruitless, number, used, grows = 0, 0, 0, frozenset[int](), False
     while True:
         port = _port(options, number, used)
         used |= {port}
@@ -73,18 +73,18 @@ def _generations(
         )  # fmt: skip
         outcome = generation.run()
         shutil.rmtree(run_dir / f"generation-{number}", ignore_errors=True)
-        if outcome.asked in STOPPING and not generation.growing:
+        tried, grows = grows, generation.growing and outcome.code != 0
+        if not grows and (outcome.failure is None or outcome.asked in STOPPING):
             return outcome.code
-        if outcome.failure is None and not (generation.growing and outcome.code):
-            return outcome.code
-        if outcome.failure is not None:
+        # More processes than the last time were an attempt of ours: that it fails at once uses up no restart.
+        if outcome.failure is not None and (outcome.progressed or not tried):
             if restarts >= options.max_restarts:
                 if options.max_restarts:
                     _say(options, f"no restart is left of {options.max_restarts}")
                 return outcome.code
             restarts += 1
         fruitless = 0 if outcome.progressed else fruitless + 1
-        slots.after(outcome)
+        slots.after(outcome, grows)
         number += 1
         _say(options, f"starting {len(slots.used)} processes again: generation {number}"
              + (f", restart {restarts} of {options.max_restarts}" if outcome.failure else ""))  # fmt: skip
