@@ -205,3 +205,29 @@ def test_verify_reports_what_the_partitioner_chose() -> None:
 def test_an_unknown_lowering() -> None:
     with pytest.raises(sbp.PlanError, match=r"lowering is 'manual' .* or 'gspmd' .*got 'shardy'"):
         sbp.AutoParallelConfig(lowering="shardy")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_convolution_in_groups_keeps_the_order_of_its_channels() -> None:
+    def fn(x: Any, k: Any) -> Any:
+        return lax.conv_general_dilated(x, k, [1], "VALID", feature_group_count=2)
+
+    x, k = RNG.normal(size=(1, 6, 1)).astype(np.float32), RNG.normal(size=(4, 3, 1)).astype(np.float32)
+    check(fn, x, k, placement=sbp.placement("cpu", [0, 1]), in_sbp=("S(1)", "S(0)"), out_sbp="S(1)")
+
+
+@pytest.mark.parametrize("at", [2, 3, 5, 8, -9])
+def test_positions_out_of_bounds_are_clamped_before_the_result_is_cut(at: int) -> None:
+    def fn(x: Any, at: Any) -> Any:
+        sliced = lax.dynamic_slice(x, (0, at), (4, 4))
+        numbers = lax.GatherDimensionNumbers(offset_dims=(0, 1), collapsed_slice_dims=(), start_index_map=(1,))
+        looked_up = lax.gather(x, at[None], numbers, (4, 4), mode="clip")
+        return sliced, looked_up, sliced.at[:, at].add(1.0, mode="clip")
+
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    sliced = x[:, (start := min(at, 2) if at >= 0 else max(at + 6, 0)) : start + 4]
+    clipped = x[:, (start := min(max(at, 0), 2)) : start + 4]
+    added = sliced.copy()
+    added[:, min(at, 3) if at >= 0 else max(at + 4, 0)] += 1  # plain jit of JAX 0.10.2 is wrong here for at = 5
+    step = sbp.auto_parallel(fn, config=GSPMD, placement=sbp.placement("cpu", [0, 1]), out_sbp=("S(1)",) * 3)
+    for ours, expected in zip(step(x, np.int32(at)), (sliced, clipped, added), strict=True):
+        np.testing.assert_array_equal(ours, expected)

@@ -2,7 +2,7 @@
 
 XLA's partitioner makes the local program and chooses the collectives between two constraints. What constraints cannot
 say stays explicit: an op that takes or makes a partial value, and a boxing from or to one, is a ``shard_map`` of its
-own, run by the same code as in the manual lowering (``emit.py``). Between two of them a partial value is the stack of
+own, run by the same code as in the manual lowering (``emit.py``); so is an op that XLA cuts wrongly. Between two of them a partial value is the stack of
 its terms: one more dimension at the end, split over the partial axes, so that every device holds its own term
 (docs/decisions/0010-gspmd-lowering.md).
 """
@@ -72,7 +72,8 @@ class GlobalEmitter(Emitter):
     def compute(self, scope: Scope, op: Op, ins: Sequence[Signature], outs: Sequence[Signature]) -> Sequence[Any]:
         """Run one op: on whole arrays; on pieces where a value is partial or the op a kernel of the user's."""
         arguments = [self.read(scope, x, s) for x, s in zip(op.ins, ins, strict=True)]
-        if any(s.has_partial for s in (*ins, *outs)) or op.runs_once or is_opaque_kernel(op.name):
+        on_pieces = op.runs_once or is_opaque_kernel(op.name) or _is_cut_wrongly(op)
+        if on_pieces or any(s.has_partial for s in (*ins, *outs)):
             ranks = [len(v.shape) for v in op.outs]
             return self.island(lambda xs: self.on_pieces(op, ins, outs, xs), arguments, ins, outs, ranks)
         if op.primitive is None:  # a constant
@@ -116,3 +117,18 @@ class GlobalEmitter(Emitter):
             check_vma=False,
         )
         return run(*arguments)
+
+
+def _is_cut_wrongly(op: Op) -> bool:
+    """Whether XLA may make wrong numbers of the op on whole arrays.
+
+    A convolution in groups whose result is split along the channels comes back with its channels in another order (JAX
+    0.10.2 and 0.12). A slice at a position out of bounds, whose result is cut, is read past its end (JAX 0.10.2); so is
+    what XLA makes slices of, a lookup or an update at one position. The rules' local ops clamp positions before that.
+    """
+    if op.name == "conv_general_dilated":
+        return op.params["feature_group_count"] > 1 or op.params["batch_group_count"] > 1
+    return op.name in _AT_POSITIONS or op.name.startswith("scatter")
+
+
+_AT_POSITIONS = {"gather", "dynamic_slice"}
