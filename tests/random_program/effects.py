@@ -8,25 +8,29 @@ import numpy as np
 
 from .scope import Scope
 
-Log = list[tuple[bool, str, Any]]
+Log = list[tuple[str, str, Any]]
 
 
 def host(log: Log) -> dict[str, Callable[..., Any]]:
     """The functions on the host that a program calls."""
 
-    def note(x: Any, ordered: bool, name: str) -> None:
-        log.append((ordered, name, np.asarray(x).tolist()))
+    def note(x: Any, ordered: bool, name: str, effect: str = "debug") -> None:
+        log.append((effect if ordered else "", name, np.asarray(x).tolist()))
 
     def told(x: Any, ordered: bool, name: str) -> np.ndarray:
-        note(x, ordered, name)
+        note(x, ordered, name, "io")
         return np.asarray(x) * np.asarray(2, np.asarray(x).dtype)
 
     return {"note": note, "told": told, "halved": lambda x: np.asarray(x) * np.asarray(0.5, np.asarray(x).dtype)}
 
 
-def in_order(log: Log) -> tuple[list[Any], list[Any]]:
-    """Ordered calls as they came, the others sorted."""
-    return [x[1:] for x in log if x[0]], sorted([x[1:] for x in log if not x[0]], key=repr)
+def in_order(log: Log) -> tuple[list[Any], list[Any], list[Any]]:
+    """Ordered calls as they came, those of each effect apart; the others sorted.
+
+    JAX orders ``io_callback``s among themselves and ``debug.callback``s among themselves, not one with the other.
+    """
+    calls = {effect: [x[1:] for x in log if x[0] == effect] for effect in ("io", "debug", "")}
+    return calls["io"], calls["debug"], sorted(calls[""], key=repr)
 
 
 def effect(s: Scope) -> None:
