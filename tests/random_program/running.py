@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,8 @@ def run(program: Generated) -> sbp.Plan:
 def _run(program: Generated) -> sbp.Plan:
     theirs: Log = []
     ours: Log = []
-    expected = _plainly(program, program.function(theirs))
+    with _everywhere(program.x64):
+        expected = _plainly(program, program.function(theirs))
     function = program.function(ours)
     args = _arguments(program)
     try:
@@ -70,6 +71,16 @@ def _run(program: Generated) -> sbp.Plan:
     plan = parallel.plan(*_arguments(program))
     plan.verify()
     return plan
+
+
+@contextlib.contextmanager
+def _everywhere(x64: bool) -> Iterator[None]:
+    """64-bit types in all threads: plain JAX calls the host on threads of its own, and rounds there what it passes."""
+    jax.config.update("jax_enable_x64", x64)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", False)  # as it is by default, and in the tests
 
 
 def _arguments(program: Generated) -> tuple[Any, ...]:

@@ -487,3 +487,34 @@ def test_one_process_of_several_calls() -> None:
     ]
     said = [p.communicate(timeout=240)[0].split("SEEN")[-1].strip() for p in started]
     assert said == ["[28.0, -1.0, 261.0, -2.0, 2374.0, -3.0]", "[]"]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+@pytest.mark.parametrize("mesh", ["2x4", "1"])
+def test_64_bit_types_of_a_context_reach_the_host(mesh: str, dtype: str) -> None:
+    with jax.enable_x64(True):
+        x = jnp.asarray([2**40 + 1, 3, 5, 7]).astype(dtype)
+        x = x / 3 if jnp.issubdtype(dtype, jnp.inexact) else x
+        seen: list[Any] = []
+
+        def note(x: Any) -> Any:
+            seen.append((str(x.dtype), np.asarray(x).tolist(), jnp.asarray(1).dtype == jnp.int64))
+            return np.asarray(x)
+
+        def program(x: Any) -> Any:
+            jax.debug.callback(lambda x: (note(x), None)[1], x)
+            jax.debug.callback(lambda x: (note(x), None)[1], x[0], ordered=True)
+
+            def body(k: Any, total: Any) -> Any:
+                told = io_callback(note, jax.ShapeDtypeStruct((), x.dtype), x[k], ordered=True)
+                return total + told + jax.pure_callback(note, jax.ShapeDtypeStruct((), x.dtype), x[k])
+
+            return lax.fori_loop(0, 4, body, x), io_callback(np.size, jax.ShapeDtypeStruct((), jnp.int64), x)
+
+        found = sbp.auto_parallel(program, placement=MESHES[mesh])(x)
+        jax.effects_barrier()
+    np.testing.assert_allclose(found[0], np.asarray(x) + 2 * np.asarray(x).sum(), rtol=1e-14)
+    assert found[1].tolist() == 4 and found[1].dtype == np.int64
+    told = [(dtype, y, True) for y in np.asarray(x).tolist()]
+    expected = [(dtype, np.asarray(x).tolist(), True), told[0], *told, *told]
+    assert sorted(seen, key=repr) == sorted(expected, key=repr)

@@ -22,6 +22,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from ..errors import PlacementError
+from . import host
 from .base import Factors, Linear, Local, OpLike, is_a, register, whole
 
 REASON = "one device runs it, once, and sends the result to all"
@@ -41,14 +42,24 @@ class Once:
 
     def __call__(self, *args: Any) -> list[Any]:
         """Run it: its results as words."""
-        if self.is_ordered and self.primitive.name != "io_callback":
+        return [w for y in self.results(args) for w in to_words(y)]
+
+    def results(self, args: Sequence[Any]) -> Sequence[Any]:
+        name, params = self.primitive.name, dict(self.params)
+        if name.startswith("debug_") and (self.is_ordered or any(map(host.is_wide, args))):
+            told = host.under_setting(functools.partial(self.primitive.impl, **params), args, ())
             # JAX refuses ordered debugging effects on several devices (0.10 to 0.12), but not ordered IO.
-            outs = io_callback(functools.partial(self.primitive.impl, **self.params), (), *args, ordered=True)
-        else:
-            params = {**self.params, "sharding": None} if "sharding" in self.params else self.params
+            return io_callback(told, (), *map(host.from_device, args), ordered=self.is_ordered)
+        if "sharding" in params:
+            params["sharding"] = None
+        if name not in ("io_callback", "pure_callback"):
             outs = self.primitive.bind(*args, **params)
-        outs = outs if self.primitive.multiple_results or self.is_ordered else [outs]
-        return [w for y in outs for w in to_words(y)]
+            return outs if self.primitive.multiple_results else [outs]
+        avals = params["result_avals"]
+        params["callback"] = host.under_setting(params["callback"], args, avals)
+        params["result_avals"] = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in map(host.as_sent, avals))
+        outs = self.primitive.bind(*map(host.from_device, args), **params)
+        return [host.on_device(y, a) for y, a in zip(outs, avals, strict=True)]
 
     def place(self, local: Local) -> tuple[int, ...]:
         """The coordinates of the device that runs it: the first, or the one that ``sharding=`` names."""
