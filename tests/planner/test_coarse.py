@@ -52,6 +52,20 @@ def test_the_best_plan_with_axes_as_one_is_that_of_the_smaller_mesh(monkeypatch:
             assert len(set(signature)) == 1, "an axis of its own"
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_axes_as_one_within_a_zero_stage(monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
+    def together(task: Task):
+        (axes, *_) = coarse.merged_axes(task.anatomy.axis_sizes)
+        return best_of_family(task, coarse.restriction(task, axes))
+
+    monkeypatch.setitem(base._SOLVERS, "axes together", together)
+    where = sbp.placement.abstract((2, 4), axis_names=("a", "b"), cluster="a100-80")
+    config = sbp.AutoParallelConfig(solver="axes together", zero_stage=stage)
+    plan = sbp.plan(train, *ARGS, placement=where, donate_argnums=(0, 1), config=config)
+    for leaf in plan.inputs:
+        assert len(set(leaf.signature)) == 1, "an axis of its own"
+
+
 def test_a_search_among_many_begins_with_axes_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 0.8 * planned("ilp", 2, 4).memory_per_device
     begun: list[Sequence[int] | None] = []

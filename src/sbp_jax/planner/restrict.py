@@ -176,7 +176,22 @@ def narrow(problem: Problem, footprint: FootprintLike, restriction: Restriction)
         deciders.add(a.node)
         followers.add(b.node)
     left = tuple(k[:1] if n in followers else k for n, k in enumerate(kept))
-    return Narrowed(sliced(problem, left, tied), _Footprint(footprint, left, tied), left, tuple(tied))
+    return Narrowed(_renamed(sliced(problem, left, tied), left), _Footprint(footprint, left, tied), left, tuple(tied))
+
+
+def _renamed(problem: Problem, kept: Sequence[np.ndarray]) -> Problem:
+    """A sliced problem in which strategies and signatures are those of the choices that are left."""
+    cells = [
+        replace(c, strategies=tuple(c.strategies[k] for k in kept[n])) if len(kept[n]) < len(c.strategies) else c
+        for n, c in enumerate(problem.representative)
+    ]
+    codes, sets = dict(problem.codes), dict(problem.sets)
+    for hub, known in problem.codes.items():
+        if hub in sets:
+            sets[hub] = tuple(sets[hub][k] for k in kept[hub])
+        else:
+            codes[hub] = tuple(known[k] for k in kept[hub])
+    return replace(problem, representative=cells, codes=codes, sets=sets)
 
 
 def _widened(
