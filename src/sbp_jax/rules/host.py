@@ -1,9 +1,9 @@
 """Calls of the host with the 64-bit types of the program that calls.
 
-XLA calls the host on threads of its own. ``with jax.enable_x64(True):`` holds in the thread that entered it alone, and JAX
-converts what passes between device and host by the setting of the thread that calls (0.10 to 0.12): an int64 comes as an
-int32, and one that is given back is refused. An error on one device leaves the others waiting for it. So 64-bit numbers
-pass as pairs of 32-bit words here, and the function runs under the setting that the program was traced under.
+XLA calls the host on threads of its own. ``with jax.enable_x64(True):`` holds only in the thread that entered it, and
+JAX converts what passes between device and host by the setting of the thread that calls (0.10 to 0.12): an int64 comes
+as an int32, and one that is given back is refused. An error on one device leaves the others waiting for it. So 64-bit
+numbers pass as pairs of 32-bit words here, and the function runs under the setting that the program was traced under.
 """
 
 from collections.abc import Callable, Sequence
