@@ -3,8 +3,8 @@
 XLA's partitioner makes the local program and chooses the collectives between two constraints. What constraints cannot
 say stays explicit: an op that takes or makes a partial value, and a boxing from or to one, is a ``shard_map`` of its
 own, run by the same code as in the manual lowering (``emit.py``); so is an op that XLA cuts wrongly. Between two of
-them a partial value is the stack of its terms: one more dimension at the end, split over the partial axes, so that every
-device holds its own term (docs/decisions/0010-gspmd-lowering.md).
+them a partial value is the stack of its terms: one more dimension at the end, split over the partial axes, so
+that every device holds its own term (docs/decisions/0010-gspmd-lowering.md).
 """
 
 import math
