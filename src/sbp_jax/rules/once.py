@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
 from jax.experimental import io_callback
 
 from ..errors import PlacementError
@@ -57,7 +58,7 @@ class Once:
             return outs if self.primitive.multiple_results else [outs]
         avals = params["result_avals"]
         params["callback"] = host.under_setting(params["callback"], args, avals)
-        params["result_avals"] = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in map(host.as_sent, avals))
+        params["result_avals"] = tuple(ShapedArray(x.shape, x.dtype) for x in map(host.as_sent, avals))
         outs = self.primitive.bind(*map(host.from_device, args), **params)
         return [host.on_device(y, a) for y, a in zip(outs, avals, strict=True)]
 
