@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sbp_jax.errors import ProcessError
-from sbp_jax.processes.meeting import Hello, gather, join
+from sbp_jax.processes.meeting import Hello, gather, join, place
 from world import free_port
 
 
@@ -116,3 +116,10 @@ def test_strangers_do_not_disturb_the_meeting() -> None:
 def test_an_address_that_is_none_is_an_error(address: str) -> None:
     with pytest.raises(ProcessError, match="must be host:port"):
         join(address, hello(1, 2), 0.5)
+
+
+def test_places_are_counted_by_machine() -> None:
+    machines = ["a", "b", "a", "b", "c"]
+    found = [place("", rank, machines) for rank in range(5)]
+    assert [(one.local_rank, one.local_size) for one in found] == [(0, 2), (0, 2), (1, 2), (1, 2), (0, 1)]
+    assert [(one.node_rank, one.nodes) for one in found] == [(0, 3), (1, 3), (0, 3), (1, 3), (2, 3)]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from world import World, alone
+from world import World, alone, free_port
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +90,32 @@ for name in ("/proc/net/tcp", "/proc/net/tcp6"):
     for one, address in zip(ended, ("0200007F", "0100007F"), strict=True):
         listening = [line.split()[1] for line in one.output.splitlines() if line.startswith("listens")]
         assert listening and all(found.endswith(address) for found in listening), listening
+
+
+def test_places_are_found_without_variables() -> None:
+    """Addresses and ranks as arguments, as a scheduler of one's own would give them."""
+    ended = alone(
+        """
+import os, sbp_jax as sbp
+rank, port = int(os.environ["MY_RANK"]), os.environ["MY_PORT"]
+sbp.distributed.initialize(f"127.0.0.1:{port}", 3, rank, timeout_seconds=100)
+env = sbp.env
+print("found", env.get_rank(), env.get_world_size(), env.get_local_rank(), env.get_node_size(), env.is_multi_client())
+sbp.distributed.initialize()
+try:
+    sbp.distributed.initialize(num_processes=4)
+except sbp.ProcessError as error:
+    print("refused", error)
+""",
+        processes=3,
+        extra=[
+            dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES"))
+            | {"MY_RANK": str(rank), "MY_PORT": str(port)}
+            for port in [free_port()]
+            for rank in range(3)
+        ],
+    )
+    assert [one.code for one in ended] == [0, 0, 0], ended
+    for rank, one in enumerate(ended):
+        assert f"found {rank} 3 {rank} 1 True" in one.output
+        assert f"refused this process is rank {rank} of 3 already" in one.output

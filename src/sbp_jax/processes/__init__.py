@@ -10,6 +10,8 @@ from .agreement import request as request
 from .launched import heartbeat as heartbeat
 from .ranks import World as World
 from .ranks import current as current
+from .rdma import Rdma as Rdma
+from .rdma import find_rdma as find_rdma
 from .start import initialize as initialize
 from .start import is_initialized as is_initialized
 from .start import shutdown as shutdown

@@ -9,7 +9,9 @@ import json
 import selectors
 import socket
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from ..errors import ProcessError
 
@@ -32,6 +34,37 @@ class Hello:
     size: int
     generation: int
     jax: str
+    machine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs, found when all have met.
+
+    ``here``: the address of its machine by which it reached the coordinator. The rest counts by machines.
+    """
+
+    here: str
+    local_rank: int
+    local_size: int
+    node_rank: int
+    nodes: int
+
+
+def place(here: str, rank: int, machines: Sequence[str]) -> Place:
+    """The place of a rank, given the machine of every rank. Machines are numbered by their first rank."""
+    order = list(dict.fromkeys(machines))
+    mine = [other for other, machine in enumerate(machines) if machine == machines[rank]]
+    return Place(here, mine.index(rank), len(mine), order.index(machines[rank]), len(order))
+
+
+def machine() -> str:
+    """A name of this machine that no other has: host names may be the same, and a boot's id is not."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()[:200]} {boot[:64]}"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -42,10 +75,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def gather(bind: str, hello: Hello, seconds: float) -> str:
-    """Rank 0's part: wait for all others at ``bind``, compare, tell all of them the outcome.
-
-    The address of this machine by which the others came; without others, the one that it listened on.
+def gather(bind: str, hello: Hello, seconds: float) -> Place:
+    """Rank 0's part: wait for all others at ``bind``, compare, tell all of them the outcome and their places.
 
     Raises ``ProcessError`` if the port is taken, somebody does not come within the limit, or two do not agree.
     """
@@ -60,13 +91,11 @@ def gather(bind: str, hello: Hello, seconds: float) -> str:
     host.close()
     if verdict:
         raise ProcessError(verdict)
-    return host.here or here
+    return place(host.here or here, 0, host.machines())
 
 
-def join(address: str, hello: Hello, seconds: float) -> str:
+def join(address: str, hello: Hello, seconds: float) -> Place:
     """The others' part: say who we are at ``address``, wait for the outcome, then for JAX's service to listen there.
-
-    The address of this machine by which it reached rank 0.
 
     Raises ``ProcessError`` if nobody answers within the limit, or with the outcome where it is one.
     """
@@ -87,7 +116,7 @@ def join(address: str, hello: Hello, seconds: float) -> str:
                     here = connection.getsockname()[0]
                     _send(connection, asdict(hello))
                     # Rank 0 says at its own limit who is missing: leave it time to.
-                    _hear(_line(connection, left + _LINGER_SECONDS), address, hello)
+                    found = _hear(_line(connection, left + _LINGER_SECONDS), address, hello, here)
                     break
         except TimeoutError:
             reason = "no answer"
@@ -95,7 +124,7 @@ def join(address: str, hello: Hello, seconds: float) -> str:
             reason = error.strerror or str(error)
         time.sleep(min(_RETRY_SECONDS, max(0.0, end - time.monotonic())))
     _await_port(address, hello, end)
-    return here
+    return found
 
 
 class _Host:
@@ -104,7 +133,7 @@ class _Host:
     def __init__(self, listener: socket.socket, waiting: selectors.BaseSelector, hello: Hello) -> None:
         self.listener, self.waiting, self.hello = listener, waiting, hello
         self.came: dict[int, Hello] = {0: hello}
-        self.connections: list[socket.socket] = []
+        self.connections: dict[socket.socket, Hello] = {}
         self.here = ""
         self.most = hello.size  # processes that may come, by what any of them was told
         self.read: dict[socket.socket, bytes] = {}
@@ -191,7 +220,7 @@ class _Host:
             )
             connection.close()
             return None
-        self.connections.append(connection)
+        self.connections[connection] = come
         self.most = min(max(self.most, come.size), 4096)
         # Of several interfaces, one that other machines reach, if any came from another machine.
         here = connection.getsockname()[0]
@@ -205,10 +234,16 @@ class _Host:
             self.next(max(0.0, min(0.2, end - time.monotonic())))
 
     def tell(self, verdict: str) -> None:
-        for connection in self.connections:
+        machines = [] if verdict else self.machines()
+        for connection, come in self.connections.items():
             if connection.fileno() >= 0:
-                _send(connection, {"verdict": verdict})
+                found = {} if verdict else {"place": asdict(place("", come.rank, machines))}
+                _send(connection, {"verdict": verdict, **found})
                 connection.close()
+
+    def machines(self) -> list[str]:
+        """By rank."""
+        return [self.came[rank].machine for rank in range(self.hello.size)]
 
     def close(self) -> None:
         """Hang up on those that have not said who they are."""
@@ -267,22 +302,25 @@ def _line(connection: socket.socket, seconds: float) -> bytes:
 def _hello(line: bytes) -> Hello | None:
     try:
         read = json.loads(line)
-        come = Hello(read["rank"], read["size"], read["generation"], read["jax"])
+        come = Hello(read["rank"], read["size"], read["generation"], read["jax"], str(read["machine"]))
     except (ValueError, TypeError, KeyError):
         return None
     numbers = (come.rank, come.size, come.generation)
     return come if all(type(number) is int and number >= 0 for number in numbers) else None
 
 
-def _hear(line: bytes, address: str, hello: Hello) -> None:
+def _hear(line: bytes, address: str, hello: Hello, here: str) -> Place:
     try:
-        verdict = json.loads(line)["verdict"]
+        read = json.loads(line)
+        verdict = read["verdict"]
+        found = None if verdict else replace(Place(**read["place"]), here=here)
     except (ValueError, TypeError, KeyError):
         raise ProcessError(
             f"rank 0 at {address} ended before all {hello.size} processes had come: its own error says why"
         ) from None
-    if verdict:
+    if found is None:
         raise ProcessError(str(verdict))
+    return found
 
 
 def _await_port(address: str, hello: Hello, end: float) -> None:

@@ -72,6 +72,15 @@ def _first(variables: Mapping[str, str], names: tuple[tuple[str, str], ...]) -> 
     return None, None
 
 
+# What the processes found out when they met: local rank, local size, node rank, nodes. Variables come first.
+_found: list[tuple[int, int, int, int]] = []
+
+
+def found(local_rank: int, local_size: int, node_rank: int, nodes: int) -> None:
+    """Keep where this process runs among the machines of the run."""
+    _found[:] = [(local_rank, local_size, node_rank, nodes)]
+
+
 def current() -> World:
     """The world of this process now: what ``initialize`` connected, otherwise what the variables say.
 
@@ -81,5 +90,13 @@ def current() -> World:
     if coordination_client() is None:
         return told
     rank, size = process_of_coordination()
-    local = told.local_rank if _first(os.environ, _LOCAL)[0] is not None else rank
-    return replace(told, rank=rank, size=size, local_rank=local)
+    local, local_size, node, nodes = _found[0] if _found else (rank, None, None, None)
+    return replace(
+        told,
+        rank=rank,
+        size=size,
+        local_rank=told.local_rank if _first(os.environ, _LOCAL)[0] is not None else local,
+        local_size=local_size if told.local_size is None else told.local_size,
+        node_rank=node if told.node_rank is None else told.node_rank,
+        nodes=nodes if told.nodes is None else told.nodes,
+    )

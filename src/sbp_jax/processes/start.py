@@ -11,7 +11,7 @@ import jax
 
 from .._compat import backends_are_started, coordination_client, detected_cluster, keep_cpu_collectives_on
 from ..errors import ProcessError
-from . import launched, leaving, meeting
+from . import launched, leaving, meeting, ranks
 from .ranks import World, current, number
 
 HEARTBEAT_SECONDS = 30
@@ -97,7 +97,7 @@ def initialize(
     _set("jax_enable_preemption_service", preemption_service)
     if not getattr(jax.config, "jax_cpu_collectives_implementation", None):
         _set("jax_cpu_collectives_implementation", "gloo")
-    keep_cpu_collectives_on(here)
+    keep_cpu_collectives_on(here.here)
     jax.distributed.initialize(
         coordinator_address=start.address,
         num_processes=start.size,
@@ -108,6 +108,7 @@ def initialize(
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
         shutdown_timeout_seconds=shutdown_timeout_seconds,
     )
+    ranks.found(here.local_rank, here.local_size, here.node_rank, here.nodes)
     leaving.watch(shutdown_timeout_seconds)
     _started.append(True)
     launched.install()
@@ -194,9 +195,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _meet(start: Start, bind: str, timeout_seconds: float) -> str:
-    """All processes, agreed; the address of this machine by which it reached the coordinator."""
-    hello = meeting.Hello(start.rank, start.size, current().generation, jax.__version__)
+def _meet(start: Start, bind: str, timeout_seconds: float) -> meeting.Place:
+    """All processes, agreed; where this one runs."""
+    hello = meeting.Hello(start.rank, start.size, current().generation, jax.__version__, meeting.machine())
     if start.rank:
         return meeting.join(start.address, hello, timeout_seconds)
     if not is_loopback(meeting.host_and_port(bind)[0]):
