@@ -74,6 +74,11 @@ class Running:
                 raise AssertionError(f"not seen: {found}\n{self.out()}\n{self.err()}")
             time.sleep(0.01)
 
+    def __del__(self) -> None:
+        if self.process.poll() is None:  # The test has failed.
+            self.process.kill()
+            self.process.wait()
+
     def signal(self, number: int) -> None:
         """A signal to the launcher."""
         self.process.send_signal(number)

@@ -44,6 +44,7 @@ def test_the_death_of_a_launcher_ends_the_other_node(tmp_path: Path) -> None:
     first, second = nodes(tmp_path, steps=100_000)
     until_step(first, tmp_path, "loss 5 ")
     second.signal(signal.SIGKILL)
+    second.process.wait()
     begin = time.monotonic()
     ran = first.end(120)
     assert ran.code != 0 and time.monotonic() - begin < 60

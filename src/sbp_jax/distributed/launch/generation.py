@@ -29,6 +29,7 @@ from .worker import Worker, exit_code, signal_name
 
 _LOOK_SECONDS = 0.1
 _DRAIN_SECONDS = 1.0
+_KILL_SECONDS = 30.0
 _STACKS_SECONDS = 0.3
 
 
@@ -65,8 +66,12 @@ class Generation:
         self.growing = False
         self.begun_at = self.clock()
         begin_generation(run_dir, number)
-        for local_rank, slot in enumerate(slots):
-            self._start(local_rank, slot, len(slots), port, environment)
+        try:
+            for local_rank, slot in enumerate(slots):
+                self._start(local_rank, slot, len(slots), port, environment)
+        except BaseException:
+            self._end()
+            raise
 
     def run(self) -> Outcome:
         """Watch until all have ended."""
@@ -256,8 +261,13 @@ class Generation:
         for worker in self.workers:
             # Groups of processes that have ended, too: their children may be there.
             worker.signal(signal.SIGKILL, group=True)
-        while any(worker.runs for worker in self.workers):
+        end = time.monotonic() + _KILL_SECONDS
+        while any(worker.runs for worker in self.workers) and time.monotonic() < end:
             self._wait(0.02)
+        for worker in self.workers:
+            if worker.runs:
+                self.say(f"rank {worker.rank} (process {worker.pid}) cannot be killed: it waits inside the kernel, "
+                         "for a disk or a device; it is left behind")  # fmt: skip
         end = time.monotonic() + _DRAIN_SECONDS
         while len(self.selector.get_map()) > 1 and time.monotonic() < end:
             self._wait(0.02)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...run_dir import EXIT_STOPPED, JOINED, LEAVING, STEPPING
+from ...run_dir import EXIT_STOPPED, LEAVING, STEPPING
 from .worker import Worker
 
 EXIT_HUNG = 124
@@ -62,7 +62,8 @@ def hung(workers: Sequence[Worker], now: float, limit_seconds: float) -> Failure
 def left_too_early(workers: Sequence[Worker], now: float, limit_seconds: float) -> Failure | None:
     """A process that ended without an error while others, connected to it, cannot go on without it."""
     left = [w for w in workers if w.beat.phase == LEAVING or (w.code in (0, EXIT_STOPPED) and w.beat.phase)]
-    going = [w for w in workers if w.runs and w.beat.phase in (JOINED, STEPPING)]
+    # One that never sends heartbeats may do something of its own at the end, for as long as it likes.
+    going = [w for w in workers if w.runs and w.beat.phase == STEPPING]
     if not left or not going:
         return None
     for worker in left:

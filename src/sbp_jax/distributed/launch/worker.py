@@ -130,7 +130,8 @@ class Worker:
     def reap(self) -> None:
         """Give up the process's number, when nothing of its group is left to be ended."""
         self.child.line.close()
-        self.child.process.wait()
+        if self.code is not None:
+            self.child.process.wait()
         os.close(self.heartbeat_fd)
 
     def ending(self) -> str:
