@@ -7,16 +7,19 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax.core import freeze
 
 import sbp_jax as sbp
 from sbp_jax.errors import InternalError
+from sbp_jax.plan.trees import packed, unpacked
 from sbp_jax.planner.shortage import TooSmall
 
 MESH = sbp.placement("cpu", ranks=[[0, 1, 2, 3], [4, 5, 6, 7]], axis_names=("dp", "tp"))
@@ -132,6 +135,24 @@ def test_a_plan_whose_arguments_cannot_be_pickled() -> None:
     found = again(plan)
     assert found.to_json() == plan.to_json()
     assert set(found.signatures()[0]) == {leaf.path for leaf in plan.inputs}
+
+
+def test_structures_travel_as_plain_data() -> None:
+    class Hidden(NamedTuple):
+        a: Any
+
+    for tree in (
+        {"x": [1, (2, None)]},
+        optax.adamw(1e-3).init({"a": jnp.ones(2)}),
+        freeze({"a": {"b": 1}}),
+        3,
+    ):
+        structure = jax.tree.structure(tree)
+        assert unpacked(again(packed(structure))) == structure
+    assert packed(jax.tree.structure(Hidden(1))) is None  # nobody could look that class up
+    assert packed(jax.tree.structure(Model(jnp.ones(2), print))) is None
+    strange = {"structure": (("no.such.module", "Kind"), None, [None])}
+    assert unpacked(strange) is None
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (7, 5), (8, 0)])

@@ -51,17 +51,24 @@ def load(path: str | Path) -> Cluster:
     cannot be.
     """
     try:
-        return parse(Path(path).read_text(encoding="utf-8"))
+        return _parsed(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise SbpError(f"cannot read the cluster file {str(path)!r}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SbpError(f"{str(path)!r} is not TOML: {error}") from error
     except SbpError as error:
         raise SbpError(f"{str(path)!r} describes no cluster: {error}") from error
 
 
 def parse(text: str) -> Cluster:
-    """A cluster from the text of its file."""
+    """A cluster from the text of its file. Raises ``SbpError`` for any other text."""
+    try:
+        return _parsed(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SbpError(f"the description of the cluster is not TOML: {error}") from error
+
+
+def _parsed(text: str) -> Cluster:
     data = tomllib.loads(text)
     device, levels = data.get("device"), data.get("level")
     faults = _faults("at the top", data, Cluster, renamed={"levels": "level"})

@@ -228,8 +228,8 @@ def _text(what: Any, args: Any, kwargs: Any) -> str:
         program = what.lower(*args, **kwargs)
     else:
         program = jax.jit(what).lower(*args, **kwargs)
-    compile = None if isinstance(program, str) else getattr(program, "compile", None)
-    program = compile() if callable(compile) else program
+    compiler = None if isinstance(program, str) else getattr(program, "compile", None)
+    program = compiler() if callable(compiler) else program
     as_text = getattr(program, "as_text", None)
     text = as_text() if as_text is not None else program
     if not isinstance(text, str) or "HloModule" not in text:

@@ -6,7 +6,6 @@
 import copy
 import json
 import math
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from ..shardings import to_partition_spec
 from ..signature import Signature
 from .insight import Insight
 from .timeline import Timeline
+from .trees import packed, unpacked
 
 SCHEMA_VERSION = 4
 Lowering = Literal["manual", "gspmd"]
@@ -175,10 +175,10 @@ class PlanData:
         """For ``pickle``: the data. What only this process can do (compile, plan again) is left out, as by ``save``."""
         state = self.__dict__ | {"make_insight": _Given(self.insight)}
         state = {k: None if callable(v) and not isinstance(v, _Given) else v for k, v in state.items()}
-        return state | {"in_tree": _packed(self.in_tree), "out_tree": _packed(self.out_tree)}
+        return state | {"in_tree": packed(self.in_tree), "out_tree": packed(self.out_tree)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, in_tree=_unpacked(state["in_tree"]), out_tree=_unpacked(state["out_tree"]))
+        self.__dict__.update(state, in_tree=unpacked(state["in_tree"]), out_tree=unpacked(state["out_tree"]))
 
     def __copy__(self) -> Self:
         made = object.__new__(type(self))
@@ -349,6 +349,8 @@ class PlanData:
                 f"{str(path)!r} is not a whole plan: the JSON breaks off or is damaged at line {error.lineno}, "
                 f"column {error.colno} of {len(text)} characters ({error.msg})"
             ) from error
+        except RecursionError as error:
+            raise PlanError(f"{str(path)!r} is not a plan: its JSON is nested too deeply") from error
         return cls.from_json(data, repr(str(path)))
 
 
@@ -360,22 +362,6 @@ class _Given:
 
     def __call__(self) -> Insight:
         return self.insight
-
-
-def _packed(tree: Any) -> bytes | None:
-    """The structure of arguments or results, pickled on its own; None where a node of the user's cannot be."""
-    try:
-        return pickle.dumps(tree)
-    except (pickle.PicklingError, AttributeError, TypeError, ValueError):
-        return None
-
-
-def _unpacked(tree: bytes | None) -> Any:
-    """The structure; None, as of a plan read from a file, where this process does not know its classes."""
-    try:
-        return None if tree is None else pickle.loads(tree)
-    except (pickle.UnpicklingError, ImportError, AttributeError, TypeError, ValueError):
-        return None
 
 
 _PLAIN = (
