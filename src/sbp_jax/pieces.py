@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import SignatureError
-from .signature import Signature
+from .signature import Signature, Split
 
 
 def balanced(n: int, parts: int) -> tuple[int, ...]:
@@ -54,7 +54,11 @@ def splits(signature: Signature, axis_sizes: Sequence[int], dim: int) -> tuple[i
 
 def is_even(shape: Sequence[int], signature: Signature, axis_sizes: Sequence[int]) -> bool:
     """Whether every dimension divides by the axes that split it."""
-    return all(n % math.prod(splits(signature, axis_sizes, d)) == 0 for d, n in enumerate(shape))
+    cuts: dict[int, int] = {}
+    for n, c in zip(axis_sizes, signature.components, strict=True):
+        if isinstance(c, Split):
+            cuts[c.dim] = cuts.get(c.dim, 1) * n
+    return all([shape[d] % n == 0 for d, n in cuts.items()])
 
 
 def stored_shape(shape: Sequence[int], signature: Signature, axis_sizes: Sequence[int]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ signature is an explicit collective under a name scope of its own. XLA's partiti
 (docs/decisions/0001-manual-lowering.md).
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -161,8 +162,10 @@ class Emitter:
     ) -> Sequence[Any]:
         """Run one op on local pieces."""
         rule, p = lookup(op.name), self.placement
-        codes, shapes = tuple(map(_code, ins)), tuple([x.shape for x in arguments])
-        padded = any(is_padded(*piece, p.shape) for piece in zip(shapes, [x.shape for x in op.ins], codes, strict=True))
+        codes, shapes = tuple([_code(s) for s in ins]), tuple([x.shape for x in arguments])
+        padded = False
+        for x, stored, code in zip(op.ins, shapes, codes, strict=True):
+            padded = padded or is_padded(stored, x.shape, code, p.shape)
         if rule is not None and (padded or rule.local is not None):
             stored = tuple(stored_shape(v.shape, s, p.shape) for v, s in zip(op.outs, outs, strict=True))
             local = Local(p.axis_names, p.shape, codes, tuple(map(_code, outs)), shapes, stored, p.flat_ranks)
@@ -192,6 +195,7 @@ def _whole(signature: Signature) -> Signature:
     return Signature(tuple(broadcast if isinstance(c, Partial) else c for c in signature))
 
 
+@functools.lru_cache(maxsize=4096)
 def _code(signature: Signature) -> Code:
     return tuple(c.dim if isinstance(c, Split) else B for c in signature)
 

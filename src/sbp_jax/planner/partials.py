@@ -23,6 +23,8 @@ def partial_kinds(program: Program, factors: Sequence[Factors]) -> dict[int, set
     while changed:
         changed = False
         for op, f in zip(program.nodes, factors, strict=True):
+            if not f.linear and not f.reduced:
+                continue
             gives = reduced.get(id(f))
             if gives is None:
                 gives = reduced[id(f)] = frozenset(kind for factor, kind in f.reduced if factor not in f.blocked)
@@ -69,7 +71,11 @@ def useful_linear(op: Op, factors: Factors, kinds: dict[int, set[ReduceOp]]) -> 
     asked = op.params.get("kinds", ()) if op.primitive is None else ()
     if op.name == "sbp.pin":
         asked = _pinned_sums(op.params)
-    partial = {k: found for k, x in enumerate(op.ins) if isinstance(x, Value) and (found := kinds.get(x.id))}
+    partial: dict[int, set[ReduceOp]] = {}
+    if kinds:
+        for k, x in enumerate(op.ins):
+            if isinstance(x, Value) and (found := kinds.get(x.id)):
+                partial[k] = found
     if not partial and not asked:
         return tuple([not item.operands for item in factors.linear])  # what takes no terms makes them
     return tuple([

@@ -36,6 +36,8 @@ def narrow_to_pins(program: Program, pins: Pins, placement: Placement) -> Allowe
 
     def allowed(op: Op, ways: Sequence[Strategy]) -> tuple[Strategy, ...]:
         asked = [pins[k] for k in (op.index, twin.get(op.index, -1)) if k in pins]
+        if not asked:
+            return tuple(ways)
         if len({pin for pin, _ in asked}) > 1:
             (a, first), (b, second) = asked[:2]
             between = ops_between(program, op, program.nodes[twin[op.index]])

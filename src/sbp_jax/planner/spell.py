@@ -127,7 +127,7 @@ def _complete(
 def _leaf(op: Op, value: object, complete: Sequence[Strategy | None], side: int) -> Leaf:
     way = complete[op.index]
     code = (way.outs if side else way.ins)[0] if way is not None else ()
-    return Leaf(op.label, tuple(value.shape), str(value.dtype), signature_of(code))  # pyright: ignore
+    return Leaf(op.label, tuple(value.shape), dtype_text(value.dtype), signature_of(code))  # pyright: ignore
 
 
 def _unruled(program: Program) -> list[tuple[str, str]]:

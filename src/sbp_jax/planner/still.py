@@ -30,11 +30,16 @@ def still(
         given = [codes.get(x.id) if isinstance(x, Value) and x.id not in free else _ANY for x in op.ins]
         if None in given:
             return None  # a loop's carry, which is not made yet
-        ways = allowed(op, strategies(f, axis_sizes, useful_linear(op, f, kinds), uneven))
-        fitting = [s for s in ways if all(g is _ANY or g == c for g, c in zip(given, s.ins, strict=True))]
+        fitting: list[Strategy] = []
+        for s in allowed(op, strategies(f, axis_sizes, useful_linear(op, f, kinds), uneven)):
+            for g, c in zip(given, s.ins, strict=True):
+                if g is not _ANY and g != c:
+                    break
+            else:
+                fitting.append(s)
         if not fitting:
             return None
-        way = min(fitting, key=_not_whole)
+        way = fitting[0] if len(fitting) == 1 else min(fitting, key=_not_whole)
         found.append(way)
         codes.update((v.id, c) for v, c in zip(op.outs, way.outs, strict=True))
     return found

@@ -12,7 +12,6 @@ Rules speak of one mesh axis only; ``widen.py`` widens them to n axes.
 """
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -187,8 +186,11 @@ def is_padded(stored: Sequence[int], shape: Sequence[int], code: Sequence[int], 
     """Whether devices store pieces (``stored``) of a value (``shape``) with padding at the end of some of them."""
     if tuple(stored) == tuple(shape):
         return False
-    cuts = [math.prod(n for n, c in zip(axis_sizes, code, strict=True) if c == d) for d in range(len(shape))]
-    return any(n * parts != whole for n, parts, whole in zip(stored, cuts, shape, strict=True))
+    pieces = list(stored)
+    for n, d in zip(axis_sizes, code, strict=True):
+        if d >= 0:
+            pieces[d] *= n
+    return pieces != list(shape)
 
 
 FactorRule = Callable[[OpLike], Factors]
@@ -244,20 +246,26 @@ def fit_types(op: OpLike, factors: Factors) -> Factors:
     Booleans and keys have no sum; complex numbers and keys have no order. Integer sums wrap, so they pass only to
     integers no wider: from there on it is arithmetic modulo the same power of two, which any widening would leave.
     """
+    if not factors.linear:
+        return factors
+    kept = _fitting(factors.linear, tuple([x.dtype for x in op.ins]), tuple([x.dtype for x in op.outs]))
+    return factors if len(kept) == len(factors.linear) else replace(factors, linear=kept)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fitting(linear: tuple[Linear, ...], ins: tuple[Any, ...], outs: tuple[Any, ...]) -> tuple[Linear, ...]:
+    """The linearities that operands and results of these dtypes have."""
 
     def fits(item: Linear) -> bool:
-        types = [op.ins[i].dtype for i in item.operands]
+        types = [ins[i] for i in item.operands]
         if item.takes != "sum":
             return not any(is_a(t, np.complexfloating) or is_a(t, jax.dtypes.extended) for t in types)
         if not all(is_a(t, np.number) for t in types):
             return False
         narrowest = min((jnp.iinfo(t).bits for t in types if is_a(t, np.integer)), default=0)
-        return narrowest == 0 or all(
-            is_a(x.dtype, np.integer) and jnp.iinfo(x.dtype).bits <= narrowest for x in op.outs
-        )
+        return narrowest == 0 or all(is_a(t, np.integer) and jnp.iinfo(t).bits <= narrowest for t in outs)
 
-    kept = tuple(item for item in factors.linear if fits(item))
-    return factors if len(kept) == len(factors.linear) else replace(factors, linear=kept)
+    return tuple([item for item in linear if fits(item)])
 
 
 @functools.lru_cache(maxsize=1024)

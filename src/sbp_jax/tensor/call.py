@@ -74,7 +74,7 @@ def finish(make: Make, step: Step, storages: Sequence[Any], name: Any) -> Any:
 
 
 class Eager:
-    """A function of tensors, arrays and numbers with one result: the short way for operators."""
+    """A function of tensors, arrays and numbers with one result, without control flow: the short way for operators."""
 
     __slots__ = ("fn", "name", "steps")
 
@@ -93,8 +93,8 @@ class Eager:
 
     def _make(self, xs: Sequence[Any]) -> Step:
         where = same_placement([x.spec for x in xs if isinstance(x, Stored)], self.name)
-        return _make(self.fn, xs, jax.tree.structure((tuple(xs), {}), is_leaf=_is_leaf), range(len(xs)), where, None,
-                     self.name)  # fmt: skip
+        given = [aval_of(x) for x in xs]
+        return step_for(self.fn, given, where, None, self.name, _inlining(self.name, given))
 
 
 def storage_of(x: Any, where: Placement) -> Any:
@@ -172,6 +172,13 @@ def _blaming(name: str, given: Sequence[Any]) -> Iterator[None]:
         ) from error
     except (TypeError, ValueError) as error:
         raise SignatureError(f"{name}({', '.join(map(str, given))}): {error}") from error
+
+
+@contextlib.contextmanager
+def _inlining(name: str, given: Sequence[Any]) -> Iterator[None]:
+    """The same for a function without control flow: the jitted ones of ``jax.numpy`` in it are traced in place."""
+    with _blaming(name, given), jax.disable_jit():
+        yield
 
 
 def _name(fn: Any) -> str:

@@ -7,6 +7,7 @@ the compiled step again.
 
 import contextlib
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 
 from .. import boxing
 from .. import cluster as clusters
+from .._compat import opened, traced
 from ..errors import PlacementError, SbpError
 from ..lower import local_function, on_mesh
 from ..pieces import is_even
@@ -62,8 +64,10 @@ def step_for(
         tracing: what ``fn`` is traced in: the one part in which errors are the user's.
     """
     avals = [x.aval if isinstance(x, Spec) else x for x in ins]
+    name = name or getattr(fn, "__name__", "function")
     with tracing or contextlib.nullcontext():
-        closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
+        closed, tree = traced(fn, avals, name)
+    made = [v.aval for v in opened(closed)[0].outvars]
     program = build(closed, boundary=("sbp.given", "sbp.result"))
     whole = Signature((broadcast,) * where.ndim)
     pins = inner_pins(program, where)
@@ -72,31 +76,27 @@ def step_for(
         op.params = {"kinds": _kinds(signature)}
         pins[op.index] = (signature, f"operand {k}")
     wanted: list[Signature] = []
-    for k, (op, aval) in enumerate(zip(program.output_ops, jax.tree.leaves(out_shape), strict=True)):
-        if results is not None:
+    if results is not None:
+        for k, (op, aval) in enumerate(zip(program.output_ops, made, strict=True)):
             asked = signature_on(results, len(aval.shape), where)
             wanted.append(make_spec(tuple(aval.shape), aval.dtype, where, asked).sbp)
             op.params = {"kinds": _kinds(wanted[k])}
             pins[op.index] = (_plain(wanted[k], where), f"result {k}")
-    even = all(is_even(x.shape, x.sbp, where.shape) for x in ins if isinstance(x, Spec))
-    even &= all(is_even(a.shape, s, where.shape) for a, s in zip(jax.tree.leaves(out_shape), wanted, strict=False))
+    even = all([x.is_even for x in ins if isinstance(x, Spec)])
+    even &= all([is_even(a.shape, s, where.shape) for a, s in zip(made, wanted, strict=False)])
     request = Request(
         where, clusters.resolve(where.cluster, where.type, where.is_abstract), pins, computation_ratio=0.0,
         share_layers=False, uneven=not even,
     )  # fmt: skip
-    plan = make_plan(program, request, name or getattr(fn, "__name__", "function"))
+    plan = make_plan(program, request, name)
     signatures = wanted or [leaf.signature for leaf in plan.outputs]
-    specs = tuple(
-        make_spec(tuple(a.shape), a.dtype, where, s)
-        for a, s in zip(jax.tree.leaves(out_shape), signatures, strict=True)
-    )
+    specs = tuple([make_spec(tuple(a.shape), a.dtype, where, s) for a, s in zip(made, signatures, strict=True)])
     n = len(ins)
     held = [Spec(leaf.shape, op.outs[0].dtype, where, leaf.signature)
             for op, leaf in zip(program.input_ops[n:], plan.inputs[n:], strict=True)]  # fmt: skip
     constants = tuple(from_logical(s, c) for s, c in zip(held, program.constants, strict=True))
     taken = [*(x if isinstance(x, Spec) else Spec(x.shape, x.dtype, where, whole) for x in ins), *held]
     jitted = on_storages(local_function(program, plan), taken, specs, plan.function)
-    tree = jax.tree.structure(out_shape)
     return Step(jitted, specs, tree, plan, constants, tree == _LEAF)
 
 
@@ -112,6 +112,10 @@ def boxing_step(src: Spec, dst: Signature) -> Step:
     return Step(on_storages(box, [src], [spec], "to_global"), (spec,), _LEAF, route, (), True)
 
 
+# JAX asks each function that it traces for its signature, and does not look far where it says it by itself.
+_SIGNATURE = inspect.signature(lambda *storages: None)
+
+
 def on_storages(
     local: Callable[..., Sequence[Any]], ins: Sequence[Spec], outs: Sequence[Spec], name: str
 ) -> Callable[..., Any]:
@@ -123,6 +127,7 @@ def on_storages(
         return [y.reshape((1,) * len(s.stacked) + y.shape) if s.stacked else y
                 for y, s in zip(results, outs, strict=True)]  # fmt: skip
 
+    setattr(body, "__signature__", _SIGNATURE)  # noqa: B010
     where = (*ins, *outs)[0].placement
     mapped = jax.shard_map(
         body, mesh=where.mesh, in_specs=tuple(s.partition_spec for s in ins),
@@ -134,6 +139,7 @@ def on_storages(
             return mapped(*storages)
 
     run.__name__ = run.__qualname__ = name
+    setattr(run, "__signature__", _SIGNATURE)  # noqa: B010
     return jax.jit(run, out_shardings=[s.sharding for s in outs])
 
 
