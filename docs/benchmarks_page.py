@@ -23,6 +23,7 @@ SUBJECTS = {
     "calibration": "A calibrated cluster",
     "planning_and_calls": "Planning small models; the cost of a call",
     "eager": "Eager operations on global tensors",
+    "collectives": "Collectives between devices and processes, beside jax.lax",
     "gpu": "On a GPU",
     "report": "A plan of 96 layers as HTML",
     "random_programs": "Random programs, against plain JAX",

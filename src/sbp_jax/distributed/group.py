@@ -68,7 +68,12 @@ def axis_names(group: GroupLike) -> tuple[str, ...]:
 
 
 def _default() -> Placement:
-    return placement.all(jax.default_backend())
+    return _all(jax.default_backend(), jax.device_count())
+
+
+@functools.lru_cache(maxsize=8)
+def _all(kind: str, devices: int) -> Placement:
+    return placement.all(kind)
 
 
 @functools.lru_cache(maxsize=256)
