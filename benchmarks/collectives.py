@@ -4,7 +4,7 @@
     python benchmarks/collectives.py --mib 4 --calls 40
 
 Both get arrays that lie on the devices, and a call ends when every device of the process has its result. Calls take
-turns, so that noise meets both; the times are medians, the ratio is the median of the ratios of neighbours, and "best"
+turns, so that noise meets both. The times are medians, the ratio is the median of the ratios of neighbours, and "best"
 the ratio of the shortest times. For large arrays it must be 1.05 at most. For small ones the difference in microseconds
 (of the shortest times) is what matters: a call from Python, and between processes the comparison of what they call
 (check=True), which is also shown without.
@@ -105,8 +105,9 @@ def run(mib: float, calls: int) -> None:
         lines = measure(floats, repeats)
         if jax.process_index() == 0:
             print(f"{floats * 4 / 2**20:g} MiB on each device, {repeats} calls each")
+            more = f"{'no check':>10} {'best':>7} {'+us':>8}" if processes > 1 else ""
             print(f"{'':<23} {'bytes lax':>13} {'bytes ours':>13} {'ms lax':>10} {'ms ours':>10} {'ratio':>7} "
-                  f"{'best':>7} {'+us':>8}{f"{'no check':>10} {'best':>7} {'+us':>8}" if processes > 1 else ''}")  # fmt: skip
+                  f"{'best':>7} {'+us':>8}{more}")  # fmt: skip
             print("\n".join(lines), flush=True)
     sbp.distributed.barrier()
 
