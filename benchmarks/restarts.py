@@ -246,6 +246,8 @@ def main() -> int:
             print(f"  {name:30} {value:6.2f}")
         print(f"  {'first collective, without compiling it':30} {statistics.median(apart):6.2f}  "
               f"(least {min(apart):.2f}, most {max(apart):.2f})")  # fmt: skip
+        slowest = max(times, key=lambda row: row[5])
+        print(f"  the slowest: {', '.join(f'{name} {value:.2f}' for name, value in zip(names, slowest, strict=True))}")
         good = statistics.median(apart) <= BOUND_SECONDS
     if args.only != "collective":
         seconds, equal = elastic(args.kills, args.spares, args.seed)

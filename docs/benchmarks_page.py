@@ -26,6 +26,7 @@ SUBJECTS = {
     "collectives": "Collectives between devices and processes, beside jax.lax",
     "gpu": "On a GPU",
     "report": "A plan of 96 layers as HTML",
+    "restarts": "From a killed process to the first collective of the next start",
     "random_programs": "Random programs, against plain JAX",
     "new_user": "A new user's path",
 }

@@ -17,7 +17,7 @@ LAUNCH = [sys.executable, "-m", "sbp_jax.distributed.launch"]
 PLAIN = """
 import json, os, signal, sys, time
 rank, generation = int(os.environ["RANK"]), int(os.environ["SBP_GENERATION"])
-size, slot = int(os.environ["WORLD_SIZE"]), int(os.environ["SBP_LOCAL_SLOT"])
+size, slot = int(os.environ["WORLD_SIZE"]), int(os.environ.get("SBP_LOCAL_SLOT", "0"))
 count = 0
 def beat(step, phase="step"):
     global count

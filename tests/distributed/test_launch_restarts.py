@@ -14,6 +14,7 @@ from sbp_jax import run_dir
 from sbp_jax.distributed.launch.logs import secrets_of
 from sbp_jax.distributed.launch.watch import WakingClock
 from sbp_jax.processes import launched
+from sbp_jax.processes import start as starting
 
 TWO = ("--nproc_per_node", "2")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes as Linux has them")
@@ -187,6 +188,20 @@ def test_a_process_of_an_older_generation_may_not_join(tmp_path: Path, monkeypat
     run_dir.begin_generation(tmp_path, 1)
     with pytest.raises(sbp.ProcessError, match="generation 0 of the run, and generation 1 runs now: it may not join"):
         launched.check_generation()
+
+
+@pytest.mark.parametrize(
+    ("variables", "devices"),
+    [
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3", "SBP_LOCAL_SLOT": "2"}, [2]),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "SBP_LOCAL_SLOT": "1"}, [1]),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, [1]),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, None),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "SBP_LOCAL_SLOT": "1", "CUDA_VISIBLE_DEVICES": "5"}, None),
+    ],
+)
+def test_the_gpu_of_a_process_is_that_of_its_place(variables: dict[str, str], devices: list[int] | None) -> None:
+    assert starting._devices(None, variables) == devices
 
 
 def test_secrets_are_found_by_name() -> None:

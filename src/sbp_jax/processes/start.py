@@ -213,8 +213,12 @@ def _devices(given: int | Sequence[int] | None, variables: Mapping[str, str]) ->
     """The GPUs of this process: as asked; its own one where the launcher put several processes on this machine."""
     if given is not None or variables.get("JAX_LOCAL_DEVICE_IDS"):
         return given
-    local, size = number(variables, "LOCAL_RANK"), number(variables, "LOCAL_WORLD_SIZE")
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    # Ours says which place a process has, also where the launcher has left out one that does not work.
+    place = number(variables, "SBP_LOCAL_SLOT")
+    if place is not None:
+        return None if visible and "," not in visible else [place]
+    local, size = number(variables, "LOCAL_RANK"), number(variables, "LOCAL_WORLD_SIZE")
     if local is None or size is None or size == 1 or (visible and "," not in visible):
         return None
     return [local]

@@ -110,10 +110,11 @@ class Generation:
             "NODE_RANK": str(options.node_rank),
             "NNODES": str(options.nnodes),
             "SBP_GENERATION": str(self.number),
-            "SBP_LOCAL_SLOT": str(slot),
             "SBP_RUN_DIR": str(self.run_dir),
             "JAX_COORDINATOR_BIND_ADDRESS": f"{host}:{port}",
         }
+        if options.nproc_per_node > 1:  # A process alone on its node has all devices.
+            variables["SBP_LOCAL_SLOT"] = str(slot)
         kind = "program" if options.no_python else "module" if options.module else "script"
         try:
             child.tell(kind, options.command, variables, outputs)
