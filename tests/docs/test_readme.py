@@ -47,6 +47,9 @@ def reader() -> dict[str, Any]:
         "batch_shapes": jax.ShapeDtypeStruct((1024, 8), "float32"),
         "model": model,
         "optimizer": nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param),
+        "examples": {"x": np.ones((64, 8), np.float32), "y": np.zeros((64, 1), np.float32)},
+        "params": jnp.ones((8, 1)),
+        "regression": lambda w, batch: jnp.mean(jnp.square(batch["x"] @ w - batch["y"])),
         "loss_fn": lambda model, batch: jnp.mean(jnp.square(model(batch))),
     }
 
