@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from .. import boxing
 from .._compat import as_weak
@@ -15,7 +16,7 @@ from ..tensor import GlobalTensor
 from ..tensor.spec import Spec
 from ..tensor.storage import from_pieces
 from .layout import Box, box_of, box_of_shape
-from .leaves import Leaf
+from .leaves import Leaf, dtype_of, key_dtype
 from .manifest import Manifest
 from .read import Buffers, Reading, read_boxes
 from .targets import Target
@@ -74,15 +75,12 @@ def _placed(target: Target, data: Callable[[Box], Any]) -> Any:
 def _sharded(target: Target, data: Callable[[Box], Any]) -> jax.Array:
     leaf, sharding = target.leaf, target.sharding
     assert sharding is not None
-    if not leaf.prng:
-        return jax.make_array_from_callback(
-            leaf.shape, sharding, lambda index: data(box_of(index or (), leaf.shape))
-        )  # fmt: skip
-    parts = [
-        jax.device_put(_keys(leaf, jnp.asarray(data(_with_words(leaf, box_of(index or (), leaf.logical_shape))))), d)
-        for d, index in sharding.addressable_devices_indices_map(leaf.logical_shape).items()
-    ]
-    return jax.make_array_from_single_device_arrays(leaf.logical_shape, sharding, parts)
+    shape, parts = leaf.logical_shape, []
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        part = _keys(leaf, data(_with_words(leaf, box_of(index or (), shape))))
+        parts.append(jax.device_put(part, SingleDeviceSharding(device, memory_kind=sharding.memory_kind)))
+    dtype = key_dtype(leaf.prng) if leaf.prng else dtype_of(leaf.dtype)  # said: a process may have none of the devices
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=dtype)
 
 
 def _piece(target: Target, position: tuple[int, ...], data: Callable[[Box], Any]) -> Any:

@@ -174,6 +174,11 @@ def dtype_of(name: str) -> np.dtype:
     return found
 
 
+def key_dtype(prng: str) -> Any:
+    """The dtype of typed keys of an implementation."""
+    return jax.eval_shape(lambda: jax.random.key(0, impl=prng)).dtype
+
+
 def _check_dtype(keys: tuple[Key, ...], dtype: np.dtype) -> None:
     if dtype.hasobject or dtype.names is not None or dtype.type is np.void:
         raise CheckpointError(f"{_named(keys)} is a numpy array of dtype {dtype}, which a checkpoint cannot hold")

@@ -18,7 +18,7 @@ from .build import build
 from .leaves import nest
 from .manifest import Manifest
 from .read import Reading, faults
-from .saving import name_of
+from .saving import name_of, said
 from .targets import Target, targets
 
 
@@ -96,7 +96,7 @@ def restore_together(
 def agree(name: str, damaged: Exception | None, failure: Exception | None, timeout_seconds: float) -> None:
     """Raise on every process what one of them found, damage before anything else."""
     together = store()
-    mine = [str(damaged) if damaged else None, f"{failure}" if failure else None]
+    mine = [str(damaged) if damaged else None, said(failure) if failure else None]
     everyones = [json.loads(x) for x in together.gather(name, json.dumps(mine), timeout_seconds)]
     told = _by_text([x[0] for x in everyones])
     if told:

@@ -89,7 +89,7 @@ def prepare(
             files.make_folder(made)
             mine["folder"] = made.name
     except Exception as error:  # told to the others before it is raised
-        mine["fault"] = _said(error)
+        mine["fault"] = said(error)
         _tell(together, name, mine, timeout_seconds, error)
     everyones = _tell(together, name, mine, timeout_seconds, None)
     first = everyones[0]
@@ -153,7 +153,7 @@ def _tell(together: Any, name: str, mine: dict[str, Any], timeout_seconds: float
     if isinstance(error, SbpError):
         raise error
     if error is not None:
-        raise CheckpointError(f"{name}: {_said(error)}") from error
+        raise CheckpointError(f"{name}: {said(error)}") from error
     if faults:
         raise CheckpointError(f"{name}: " + "; ".join(f"rank {rank}: {fault}" for rank, fault in faults.items()))
     return everyones
@@ -220,33 +220,36 @@ def commit(
             files.write_text(folder / plan_name, prepared.plan)
             mine["files"][plan_name] = file_entry(prepared.plan.encode())
     except Exception as error:
-        failure, mine["fault"] = error, _said(error)
+        failure, mine["fault"] = error, said(error)
     finally:
         crew.close()
     try:
         everyones = [json.loads(x) for x in together.gather(f"{name}, written", json.dumps(mine), limit)]
-        _refuse(name, [x["fault"] for x in everyones], failure)
-        listed = {file: entry for x in everyones for file, entry in x["files"].items()}
-        manifest = replace(manifest, files=listed)
     except BaseException:
         if together.rank == 0:
             clean()
         raise
-    fault = ""
+    fault = "; ".join(f"rank {rank}: {x['fault']}" for rank, x in enumerate(everyones) if x["fault"])
+    manifest = replace(manifest, files={file: entry for x in everyones for file, entry in x["files"].items()})
     if together.rank == 0:
         try:
-            _check_all_here(folder, listed)
-            files.write_text(folder / files.MANIFEST, to_text(manifest))
-            finish(manifest)
+            if not fault:
+                _check_all_here(folder, manifest)
+                files.write_text(folder / files.MANIFEST, to_text(manifest))
+                finish(manifest)
         except Exception as error:
-            failure, fault = error, _said(error)
+            failure, fault = error, f"rank 0: {said(error)}"
+        if fault:
             clean()
-    _refuse(name, [together.broadcast(f"{name}, done", fault, timeout_seconds=limit) or None], failure)
+    # No process goes on before it is complete, or what was written is removed.
+    fault = together.broadcast(f"{name}, done", fault if together.rank == 0 else None, timeout_seconds=limit)
+    if fault:
+        raise CheckpointError(f"{name} failed, and left nothing behind. {fault}") from failure
     return manifest
 
 
-def _check_all_here(folder: Path, listed: dict[str, Any]) -> None:
-    missing = [name for name in listed if not (folder / name).is_file()]
+def _check_all_here(folder: Path, manifest: Manifest) -> None:
+    missing = [name for name in manifest.files if not (folder / name).is_file()]
     if missing:
         raise CheckpointError(
             f"process 0 does not see {missing[0]} in {folder}, which another process wrote: all processes must save to "
@@ -254,15 +257,8 @@ def _check_all_here(folder: Path, listed: dict[str, Any]) -> None:
         )
 
 
-def _refuse(name: str, faults: list[str | None], failure: Exception | None) -> None:
-    told = {rank: fault for rank, fault in enumerate(faults) if fault}
-    if told:
-        text = "; ".join(f"rank {rank}: {fault}" for rank, fault in told.items())
-        raise CheckpointError(f"{name} failed, and left nothing behind. {text}") from failure
-
-
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """An error in one line, for other processes."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-    return f"{error}" if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+    return f"{error}" if isinstance(error, SbpError) else f"{type(error).__name__}: {error}"

@@ -20,7 +20,7 @@ from ..shardings import from_sharding, to_sharding
 from ..signature import Component, Partial, Signature, Split, broadcast
 from ..tensor import GlobalTensor
 from ..tensor.spec import Spec, make_spec
-from .leaves import Leaf, dtype_of, flatten, from_json, names
+from .leaves import Leaf, dtype_of, flatten, from_json, key_dtype, names
 
 _MOST_TOLD = 8
 
@@ -130,14 +130,10 @@ def _array_difference(leaf: Leaf, shape: tuple[int, ...], dtype: Any) -> str:
     if not leaf.has_data:
         return f"saved {leaf}, expected {expected}"
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        same = bool(leaf.prng) and str(dtype) == str(_key_dtype(leaf.prng))
+        same = bool(leaf.prng) and str(dtype) == str(key_dtype(leaf.prng))
     else:
         same = not leaf.prng and np.dtype(dtype) == dtype_of(leaf.dtype)
     return "" if same and shape == leaf.logical_shape else f"saved {leaf}, expected {expected}"
-
-
-def _key_dtype(prng: str) -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0, impl=prng)).dtype
 
 
 def _said(x: Any) -> str:
@@ -228,7 +224,7 @@ def _array_target(leaf: Leaf, x: Any, placement: Placement | None) -> Target:
 def _tensor_target(leaf: Leaf, x: Any, placement: Placement | None) -> Target:
     was = Place(x.placement, x.sbp) if isinstance(x, GlobalTensor) else Place(leaf.placement, leaf.signature)
     to, signature, note = _moved(leaf, was, placement, even=False)
-    dtype = _key_dtype(leaf.prng) if leaf.prng else dtype_of(leaf.dtype)
+    dtype = key_dtype(leaf.prng) if leaf.prng else dtype_of(leaf.dtype)
     _check_64_bits(leaf)
     return Target(leaf, spec=make_spec(leaf.logical_shape, dtype, to, signature), note=note)
 
