@@ -24,6 +24,7 @@ SUBJECTS = {
     "planning_and_calls": "Planning small models; the cost of a call",
     "eager": "Eager operations on global tensors",
     "collectives": "Collectives between devices and processes, beside jax.lax",
+    "checkpoints": "Checkpoints: speed, and what they cost a step",
     "gpu": "On a GPU",
     "report": "A plan of 96 layers as HTML",
     "restarts": "From a killed process to the first collective of the next start",
