@@ -98,7 +98,7 @@ def speeds(folder: Path, mebibytes: int, rounds: int) -> None:
         note("sbp.checkpoint.restore, rows to columns",
              lambda: jax.block_until_ready(sbp.checkpoint.restore(path, columns)))  # fmt: skip
         note("sbp.checkpoint.verify (in the cache)", lambda: sbp.checkpoint.verify(path))
-        note("zlib.crc32 of the bytes, one core", lambda: zlib.crc32(flat))
+        note("zlib.crc32 of the bytes, one core", lambda: zlib.crc32(flat.data))
     print(f"{amount / MIB:.0f} MiB in {LEAVES} arrays of float32, each in 8 pieces; medians of {rounds}, in turns")
     rates = {name: report(name, values, amount) for name, values in found.items()}
     disk = rates["the disk: one file, write and fsync"], rates["the disk: one file, read"]
