@@ -53,7 +53,7 @@ def test_python_leaves_come_back_as_they_were(tmp_path: Path) -> None:
         "bytes": b"\x00\xff", "none": None, "empty": {}, "list": [], "numpy": np.float64(2.5), "numpy_int": np.int8(-3),
         "time": np.array(["2020-01-01"], "datetime64[D]"), "big": np.arange(3, dtype=">f8"),
         "words": np.array(["a", "bcd"]),
-        "nested": [1, [2.0, {"a/b": 3, "a~1b": 4}], {5: 6}],
+        "nested": [1, [2.0, {"a/b": 3, "a~1b": 4}], {5: 6}], "tuples": (1, [(2,), ()], {"a": (3, None)}),
     }  # fmt: skip
     found = again(tmp_path, state)
     assert set(found) == set(state)

@@ -81,7 +81,27 @@ def flatten(tree: Any) -> tuple[list[tuple[tuple[Key, ...], Any]], Any]:
     """The leaves with the keys on the way to them, and the tree's structure. Global tensors, None and empty containers
     are leaves."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
-    return [(tuple(map(_key, path)), x) for path, x in found], structure
+    return [(_keys(tree, path), x) for path, x in found], structure
+
+
+def _keys(tree: Any, path: Sequence[Any]) -> tuple[Key, ...]:
+    """The keys of a path, from which ``nest`` knows a tuple ("item") from a list ("index")."""
+    keys: list[Key] = []
+    at: Any = tree
+    for entry in path:
+        kind, name = _key(entry)
+        keys.append(("item" if kind == "index" and type(at) is tuple else kind, name))
+        at = _child(at, name)
+    return tuple(keys)
+
+
+def _child(x: Any, name: str | int) -> Any:
+    """What a container holds under a name; None where that is not known. No properties are run."""
+    if type(x) in (tuple, list):
+        return x[name]
+    if hasattr(x, "_fields"):
+        return x._asdict().get(name)
+    return x.get(name) if type(x) is dict else getattr(x, "__dict__", {}).get(name)
 
 
 def _is_leaf(x: Any) -> bool:
@@ -126,7 +146,8 @@ def describe(keys: tuple[Key, ...], x: Any) -> Leaf:
     if value is not None:
         return Leaf(keys, "python", value=value)
     if not jax.tree_util.tree_leaves(x):
-        kind = "dict" if isinstance(x, Mapping) else "list" if isinstance(x, Sequence) else "none"
+        kinds = ((Mapping, "dict"), (tuple, "tuple"), (Sequence, "list"))
+        kind = next((name for kind, name in kinds if isinstance(x, kind)), "none")
         return Leaf(keys, "empty", value=kind)
     raise CheckpointError(
         f"{_named(keys)} is {type(x).__name__}, which a checkpoint cannot hold; possible: jax.Array, numpy arrays, "
@@ -229,7 +250,7 @@ def names(leaves: Sequence[tuple[Key, ...]]) -> list[str]:
 
 
 def nest(leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
-    """The values as nested dicts and lists, by the leaves' keys."""
+    """The values as nested dicts, lists and tuples, by the leaves' keys."""
     if len(leaves) == 1 and not leaves[0].keys:
         return values[0]
     root: dict[Any, Any] = {}
@@ -245,6 +266,7 @@ def nest(leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
 def _plain(node: Any) -> Any:
     if not isinstance(node, dict) or not all(isinstance(key, tuple) for key in node):
         return node
-    if node and all(kind == "index" for kind, _ in node):
-        return [_plain(node[key]) for key in sorted(node)]
+    if node and all(kind in ("index", "item") for kind, _ in node):
+        found = [_plain(node[key]) for key in sorted(node)]
+        return tuple(found) if next(iter(node))[0] == "item" else found
     return {name: _plain(x) for (_, name), x in node.items()}

@@ -112,7 +112,7 @@ def restore(
         like: a tree with the names of the saved one. Its leaves say what is expected and where it goes: arrays and
             ShapeDtypeStructs (shape and dtype must be the saved ones; their sharding is where it goes), global tensors
             (their placement and signature), NamedShardings (``plan.shardings()``), numpy arrays (whole, on the host).
-            None: nested dicts and lists, with every leaf where it was when it was saved.
+            None: nested dicts, lists and tuples (a class's fields as a dict), every leaf where it was when saved.
         placement: where all arrays go instead, a placement or a mesh; each of its axes splits what the axis of that
             name split. Where a jax.Array does not divide, another dim is split, or none, and a warning says so; a
             global tensor is split unevenly.

@@ -159,7 +159,7 @@ def _holds(dtype: Any, value: Any) -> bool:
 def _target(leaf: Leaf, x: Any, placement: Placement | None) -> Target:
     """Where a leaf goes that fits ``x`` (None: nothing is expected)."""
     if leaf.kind == "empty" or (x is not None and _is_empty(x)):
-        return Target(leaf, {"dict": {}, "list": []}.get(leaf.value) if x is None else x, is_value=True)
+        return Target(leaf, {"dict": {}, "list": [], "tuple": ()}.get(leaf.value) if x is None else x, is_value=True)
     if leaf.kind == "python":
         return _python_target(leaf, from_json(leaf.value), x, placement)
     kind = leaf.kind
