@@ -1,20 +1,23 @@
 """One plan in three programs: explicit collectives, constraints for XLA's partitioner, shardings of arguments alone.
 
-    python benchmarks/lowerings.py                     # the zoo's tiny models, on 2x4 and 8x1
+    python benchmarks/lowerings.py                     # the zoo's tiny models, on 2x4 and 2x2x2
     python benchmarks/lowerings.py --quick             # two of them on 2x4
-    python benchmarks/lowerings.py --models moe --mesh 2x4 --show
+    python benchmarks/lowerings.py --models moe --mesh 8x1 --show --limit 1200
 
 Each step is planned once and compiled three times for 8 simulated CPU devices: "manual" and "gspmd" are
 ``AutoParallelConfig(lowering=...)``, "jit" is plain ``jax.jit`` with ``plan.shardings()``, where XLA's partitioner
 chooses everything between arguments and results. Collectives by kind and bytes are those of the compiled program, times
 their runs in a step; "added" and "left out" count what only the program or only the plan has. A row's "of the plan" is
 its bytes over the plan's. Steps run in turns in one process; "ms" is the median, "ratio" that over manual's, and on a
-machine with fewer cores than devices it says little. Exits with 1 where the losses of two lowerings differ.
+machine with fewer cores than devices it says little. Each model runs in a process of its own for at most ``--limit``
+seconds; the rows that it printed until then stay. Exits with 1 where the losses of two lowerings differ, and where a
+model did not finish.
 """
 
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,7 +37,8 @@ from sbp_jax.lower.hlo import KINDS, count
 from sbp_jax.lower.verify import verify_text
 
 ROUNDS = 7
-MESHES = ((2, 4), (8, 1))
+MESHES = ((2, 4), (2, 2, 2))
+AXES = ("dp", "tp", "ep")
 # name: the zoo's model and what is changed of its tiny size. A batch has at least one example for each device.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("mlp", {}),
@@ -63,7 +67,7 @@ def measure(name: str, mesh: tuple[int, ...], show: bool) -> bool:
     model, overrides = MODELS[name]
     batch = max(zoo.MODELS[model].SIZES["tiny"].batch, overrides.get("batch", 0), 8)
     case = zoo.build(model, "tiny", **overrides | {"batch": batch})
-    where = sbp.placement("cpu", np.arange(8).reshape(mesh), axis_names=("dp", "tp"))
+    where = sbp.placement("cpu", np.arange(8).reshape(mesh), axis_names=AXES[: len(mesh)])
     plan = sbp.plan(case.step, case.abstract_state(), case.batch(0), placement=where, donate_argnums=0)
     init, arguments = jax.jit(case.init), (case.abstract_state(), case.batch(0))
     ins, outs = plan.shardings()
@@ -108,22 +112,41 @@ def measure(name: str, mesh: tuple[int, ...], show: bool) -> bool:
     return same
 
 
+def apart(name: str, mesh: tuple[int, ...], show: bool, limit: float) -> bool:
+    """The same in a process of its own, which is ended after ``limit`` seconds."""
+    told = "x".join(map(str, mesh))
+    command = [sys.executable, __file__, "--one", name, "--mesh", told, *(["--show"] if show else [])]
+    try:
+        code = subprocess.run(command, timeout=limit, check=False).returncode
+    except subprocess.TimeoutExpired:
+        print(f"{name} on {told}: not finished within {limit:g} s", flush=True)
+        return False
+    if code not in (0, 1):  # 1: it said which losses differ
+        print(f"{name} on {told}: ended with code {code}", flush=True)
+    return code == 0
+
+
 def main() -> int:
-    """Print the table; 1 where losses differ."""
+    """Print the table; 1 where losses differ or a model did not finish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", help="those whose names begin with one of these, with commas between")
-    parser.add_argument("--mesh", help=f"one of {', '.join('x'.join(map(str, m)) for m in MESHES)}, or another of 8")
+    parser.add_argument("--mesh", help="one mesh of 8 devices, of at most 3 axes: 8x1")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds for each model on each mesh (1800)")
+    parser.add_argument("--one", choices=MODELS, help="rows of this model alone, in this process")
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} on 2x4")
     parser.add_argument("--show", action="store_true", help="list what differs from the plan")
     args = parser.parse_args()
+    if args.one:
+        mesh = tuple(map(int, args.mesh.split("x"))) if args.mesh else MESHES[0]
+        return int(not measure(args.one, mesh, args.show))
     begins = tuple(args.models.split(",")) if args.models else ("",)
     names = [name for name in (QUICK if args.quick else MODELS) if name.startswith(begins)]
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     meshes = MESHES[:1] if args.quick else MESHES
     if args.mesh:
         meshes = (tuple(map(int, args.mesh.split("x"))),)
-    same = [measure(name, mesh, args.show) for mesh in meshes for name in names]
-    print("every program has the same losses" if all(same) else "losses differ")
+    same = [apart(name, mesh, args.show, args.limit) for mesh in meshes for name in names]
+    print("every program has the same losses" if all(same) else "losses differ, or a model did not finish: see above")
     return int(not all(same))
 
 
