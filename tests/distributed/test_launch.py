@@ -319,6 +319,16 @@ def test_options_that_cannot_be(tmp_path: Path, options: tuple[str, ...], said: 
     assert ran.code == 2 and said in ran.err and ran.out == "" and "Traceback" not in ran.err
 
 
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    ran = Running(tmp_path, "--nproc_per_node", "2", "no_such.py").end()
+    assert ran.code == 2 and "there is no file 'no_such.py': give a script, -m with a module's name" in ran.err
+
+
+def test_options_after_the_script_are_the_scripts(tmp_path: Path) -> None:
+    ran = launch(tmp_path, "say(sys.argv[1:])", arguments=("--logdir", "x", "--nnodes", "7", "--", "-m"))
+    assert ran.out == "['--logdir', 'x', '--nnodes', '7', '--', '-m']\n"
+
+
 def test_a_wide_address_is_a_warning(tmp_path: Path) -> None:
     ran = launch(tmp_path, "say(os.environ['JAX_COORDINATOR_BIND_ADDRESS'])", "--bind", "0.0.0.0", "--allow_remote")
     assert ran.code == 0 and "warning: process 0 listens on 0.0.0.0" in ran.err and ran.out.startswith("0.0.0.0:")

@@ -121,6 +121,11 @@ def check(args: argparse.Namespace) -> Options:
         raise ProcessError(f"--master_port {args.master_port}: must be 1 to 65535")
     if args.module and args.no_python:
         raise ProcessError("--module and --no_python: a module is run by Python; give one of the two")
+    if not args.module and not args.no_python and not Path(args.training_script).exists():
+        raise ProcessError(
+            f"there is no file {args.training_script!r}: give a script, -m with a module's name, or --no_python with a "
+            "program's"
+        )
     if args.redirect_stdout_and_stderr and args.logdir is None:
         raise ProcessError("--redirect_stdout_and_stderr needs --logdir: a folder for the files")
     least = args.nproc_per_node if args.min_procs is None else args.min_procs
