@@ -9,11 +9,14 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 from jax._src import config as _config
-from jax._src.core import trace_state_clean
+from jax._src.core import EvalTrace, trace_ctx, trace_state_clean
 
 # Tracers of jax.jvp, and of jax.grad and jax.vjp since JAX linearizes directly.
 _DIFFERENTIATING = ("JVPTracer", "LinearizeTracer")
+# Traces that compute as they go, on what the trace around them computes with.
+_EAGER_TRANSFORMS = ("JVPTrace", "LinearizeTrace", "BatchTrace")
 
 # Who is told of every run, and what they are told: the program's name, and what prints its compiled text.
 Observer = Callable[[str, Any], None]
@@ -34,6 +37,17 @@ def is_differentiated(x: Any) -> bool:
 def is_tracing() -> bool:
     """Whether JAX is tracing here (jit, grad, vmap, eval_shape), so that nothing can be placed on devices."""
     return not trace_state_clean()
+
+
+def is_staging() -> bool:
+    """Whether a program is being written down here (jit, eval_shape), also below a ``jax.grad`` or ``jax.vmap``.
+
+    Not where ``jax.grad`` or ``jax.vmap`` alone runs ops one by one.
+    """
+    trace = trace_ctx.trace
+    while type(trace).__name__ in _EAGER_TRANSFORMS:
+        trace = trace.parent_trace  # pyright: ignore
+    return not isinstance(trace, EvalTrace)
 
 
 def take_as_array(kind: type, value: Callable[[Any], Any], check: Callable[[Any], None]) -> None:
@@ -92,6 +106,30 @@ def as_weak(x: jax.Array) -> jax.Array:
 def looks_for_nans() -> bool:
     """Whether ``jax_debug_nans`` or ``jax_debug_infs`` is on."""
     return bool(_config.debug_nans.value or _config.debug_infs.value)
+
+
+@contextlib.contextmanager
+def without_nan_checks() -> Iterator[None]:
+    """A block in which ``jax_debug_nans`` and ``jax_debug_infs`` are off: for what only moves values."""
+    if not looks_for_nans():
+        yield
+        return
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
+
+
+def refuse_nans(values: Any, name: str) -> None:
+    """Raise JAX's error where ``jax_debug_nans`` or ``jax_debug_infs`` finds something in the results of ``name``."""
+    with without_nan_checks():
+        found = [x for x in jax.tree.leaves(values) if not is_tracer(x) and jnp.issubdtype(x.dtype, jnp.inexact)]
+        has_nan = any(bool(jnp.isnan(x).any()) for x in found)
+        has_inf = any(bool(jnp.isinf(x).any()) for x in found)
+    for there, is_asked, what in (
+        (has_nan, _config.debug_nans.value, "nan"),
+        (has_inf, _config.debug_infs.value, "inf"),
+    ):
+        if there and is_asked:
+            raise FloatingPointError(f"invalid value ({what}) encountered in {name}")
 
 
 _numbers: dict[Any, int] = {}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax import Plan, capture
+from sbp_jax import Plan
+from sbp_jax.calls import capture
 from sbp_jax.cluster import get
 from sbp_jax.planner import Request, make_plan, remat
 from sbp_jax.planner.cost import CostModel

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from .. import processes
-from .._compat import is_tracing, trace_context
+from .._compat import is_staging, is_tracing, looks_for_nans, trace_context
 from ..calls import capture, values
 from ..calls.path_pins import PinDict
 from ..calls.roles import ArgumentRoles, Call
@@ -87,7 +87,9 @@ class ParallelFunction:
         check_devices(entry.plan)
         arguments = entry.arguments(*self._placed(entry, call))
         if tracing:
-            return entry.nested(*arguments)
+            # Below jax.grad and jax.vmap JAX can name the op that made a nan only if it sees the ops.
+            is_debugged = looks_for_nans() and not is_staging()
+            return (entry.unplanned if is_debugged else entry.nested)(*arguments)
         self._last = entry if self._previous in (None, entry) else None
         self._previous = entry
         return entry.jitted(*arguments)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from .._compat import is_tracer
+from .._compat import is_tracer, without_nan_checks
 from ..differences import shortened
 from ..errors import PlanError
 from ..tensor import GlobalTensor
@@ -102,6 +102,7 @@ def is_bound(x: Any, sharding: NamedSharding) -> bool:
 
 def moved(x: Any, sharding: NamedSharding) -> Any:
     """``x`` in ``sharding``. ``device_put`` cannot take random keys to devices of other processes (JAX 0.10.2)."""
-    if not sharding.is_fully_addressable and jnp.issubdtype(aval(x).dtype, jax.dtypes.prng_key):
-        return jax.jit(lambda key: key, out_shardings=sharding)(x)
-    return jax.device_put(x, sharding)
+    with without_nan_checks():
+        if not sharding.is_fully_addressable and jnp.issubdtype(aval(x).dtype, jax.dtypes.prng_key):
+            return jax.jit(lambda key: key, out_shardings=sharding)(x)
+        return jax.device_put(x, sharding)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._compat import is_tracing, looks_for_nans, trace_context
+from .._compat import is_staging, looks_for_nans, trace_context
 from ..calls import values
 from ..errors import PlanError
 from ..lower import global_function, local_function, named_function, on_mesh
@@ -43,6 +43,8 @@ class LoweredStep:
     jitted: Any
     nested: Any
     """The same for use inside another trace, where JAX takes no compiler's options."""
+    unplanned: Any
+    """The function itself, jitted: what ``jax_debug_nans`` runs below ``jax.grad`` and ``jax.vmap``."""
     constants: Sequence[Any]
     shardings: Sequence[NamedSharding]
     context: Any = None
@@ -79,7 +81,7 @@ def lowered_step(
     in_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.inputs]
     out_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.outputs]
     if where.is_abstract:
-        return LoweredStep(plan, None, None, (), ())
+        return LoweredStep(plan, None, None, None, (), ())
     mesh = where.mesh
     if plan.lowering == "gspmd":
         body = named_function(program, plan) if is_named else global_function(program, plan)
@@ -95,14 +97,23 @@ def lowered_step(
                 for leaf, op in zip(plan.inputs, program.input_ops, strict=True)]  # fmt: skip
     context = trace_context()
 
-    def step(*arguments: Any) -> Any:
+    def parted(arguments: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any], Sequence[Any]]:
         *args, (kwargs, consts) = arguments
         if donated_names:
             *args, taken = args
             kwargs = {**kwargs, **taken}
-        if plain is not None and not is_tracing() and looks_for_nans():
-            return plain(tuple(args), kwargs)
-        leaves = [*jax.tree.leaves((tuple(args), kwargs)), *consts]
+        return tuple(args), kwargs, consts
+
+    def unplanned(*arguments: Any) -> Any:
+        args, kwargs, _ = parted(arguments)
+        assert plain is not None
+        return plain(args, kwargs)
+
+    def step(*arguments: Any) -> Any:
+        args, kwargs, consts = parted(arguments)
+        if plain is not None and looks_for_nans() and not is_staging():
+            return plain(args, kwargs)
+        leaves = [*jax.tree.leaves((args, kwargs)), *consts]
         if [(x.shape, str(x.dtype), jax.typeof(x).weak_type) for x in leaves] != expected:
             raise OtherCall
         with on_mesh(where, plan.function):
@@ -114,7 +125,7 @@ def lowered_step(
             raise OtherCall
         return step(*arguments)
 
-    for f in (step, step_here):
+    for f in (step, step_here, unplanned):
         f.__name__ = f.__qualname__ = plan.function
     tree = jax.tree.structure(dynamic)
     args_shardings, kwargs_shardings = jax.tree.unflatten(tree, shardings[:n])
@@ -130,8 +141,8 @@ def lowered_step(
     )
     options = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
     return LoweredStep(
-        plan, jit(step_here, compiler_options=options), jit(step), constants, shardings[:n], context,
-        jit(step, compiler_options=options), donated_names,
+        plan, jit(step_here, compiler_options=options), jit(step), jax.jit(unplanned), constants, shardings[:n],
+        context, jit(step, compiler_options=options), donated_names,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from .._compat import without_nan_checks
 from ..errors import PlanError
 from ..lower import named_in
 from ..plan import PlanData
@@ -50,10 +51,10 @@ def profile(
     """
     if repetitions < 1:
         raise PlanError(f"plan.profile runs a step at least once, got repetitions={repetitions}")
-    for _ in range(_WARM):
-        run(fresh())
-    unprofiled = [_timed(run, fresh()) for _ in range(repetitions)]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, without_nan_checks():
+        for _ in range(_WARM):
+            run(fresh())
+        unprofiled = [_timed(run, fresh()) for _ in range(repetitions)]
         with _tracing(folder):
             measured = [_timed(run, fresh()) for _ in range(repetitions)]
         with warnings.catch_warnings():

@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import boxing
 from .. import cluster as clusters
-from .._compat import opened, traced
+from .._compat import is_staging, looks_for_nans, opened, refuse_nans, traced, without_nan_checks
 from ..errors import PlacementError, SbpError
 from ..lower import local_function, on_mesh
 from ..pieces import is_even
@@ -96,7 +96,8 @@ def step_for(
             for op, leaf in zip(program.input_ops[n:], plan.inputs[n:], strict=True)]  # fmt: skip
     constants = tuple(from_logical(s, c) for s, c in zip(held, program.constants, strict=True))
     taken = [*(x if isinstance(x, Spec) else Spec(x.shape, x.dtype, where, whole) for x in ins), *held]
-    jitted = on_storages(local_function(program, plan), taken, specs, plan.function)
+    plain = (lambda *xs: fn(*xs[:n])) if all([s.is_plain for s in taken[:n]]) else None
+    jitted = on_storages(local_function(program, plan), taken, specs, plan.function, plain)
     return Step(jitted, specs, tree, plan, constants, tree == _LEAF)
 
 
@@ -117,9 +118,13 @@ _SIGNATURE = inspect.signature(lambda *storages: None)
 
 
 def on_storages(
-    local: Callable[..., Sequence[Any]], ins: Sequence[Spec], outs: Sequence[Spec], name: str
-) -> Callable[..., Any]:
-    """A function of local components as a jitted function of storages."""
+    local: Callable[..., Sequence[Any]], ins: Sequence[Spec], outs: Sequence[Spec], name: str,
+    plain: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:  # fmt: skip
+    """A function of local components as a jitted function of storages.
+
+    ``plain``: the same of logical values, where the storages are that; ``jax_debug_nans`` runs it op by op.
+    """
 
     def body(*storages: Any) -> list[Any]:
         pieces = [x.reshape(x.shape[len(s.stacked) :]) if s.stacked else x for x, s in zip(storages, ins, strict=True)]
@@ -138,9 +143,22 @@ def on_storages(
         with on_mesh(where, name):
             return mapped(*storages)
 
-    run.__name__ = run.__qualname__ = name
-    setattr(run, "__signature__", _SIGNATURE)  # noqa: B010
-    return jax.jit(run, out_shardings=[s.sharding for s in outs])
+    def checked(*storages: Any) -> list[Any]:
+        if not looks_for_nans() or is_staging():
+            return run(*storages)
+        # Called again to find what made a nan. Op by op, shard_map calls functions that are called again for the same
+        # nan, without end (JAX 0.10 to 0.12).
+        if plain is not None:
+            plain(*storages)
+        with without_nan_checks():
+            results = jax.jit(run, out_shardings=[s.sharding for s in outs])(*storages)
+        refuse_nans(results, name)
+        return results
+
+    for f in (run, checked):
+        f.__name__ = f.__qualname__ = name
+        setattr(f, "__signature__", _SIGNATURE)  # noqa: B010
+    return jax.jit(checked, out_shardings=[s.sharding for s in outs])
 
 
 def _plain(signature: Signature, where: Placement) -> Signature:
