@@ -96,12 +96,9 @@ def step_for(
             for op, leaf in zip(program.input_ops[n:], plan.inputs[n:], strict=True)]  # fmt: skip
     constants = tuple(from_logical(s, c) for s, c in zip(held, program.constants, strict=True))
     taken = [*(x if isinstance(x, Spec) else Spec(x.shape, x.dtype, where, whole) for x in ins), *held]
-    plain = None
-    if looks_for_nans() and all([s.is_plain for s in taken[:n]]):  # only then: steps are kept as long as fn is
-
-        def plain(*xs: Any) -> Any:
-            return fn(*xs[:n])
-
+    # A step is kept as long as its function is: it must not hold it, but where nans are looked for.
+    is_shown = looks_for_nans() and all([s.is_plain for s in taken[:n]])
+    plain = (lambda *xs: fn(*xs[:n])) if is_shown else None
     jitted = on_storages(local_function(program, plan), taken, specs, plan.function, plain)
     return Step(jitted, specs, tree, plan, constants, tree == _LEAF)
 
