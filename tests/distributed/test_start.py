@@ -119,3 +119,76 @@ except sbp.ProcessError as error:
     for rank, one in enumerate(ended):
         assert f"found {rank} 3 {rank} 1 True" in one.output
         assert f"refused this process is rank {rank} of 3 already" in one.output
+
+
+def test_processes_that_were_told_other_numbers_all_say_so() -> None:
+    ended = alone(
+        "import sbp_jax as sbp\nsbp.distributed.initialize(timeout_seconds=100)",
+        processes=3,
+        extra=[{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "3"}, {"WORLD_SIZE": "3"}],
+    )
+    for one in ended:
+        assert one.code == 1 and "ProcessError: the processes disagree on their number" in one.output
+        assert "was told 3, rank 0 was told 2" in one.output
+
+
+def test_an_early_exit_stops_those_that_wait_for_it() -> None:
+    ended = alone(
+        """
+import sys, sbp_jax as sbp
+sbp.distributed.initialize(timeout_seconds=100)
+if sbp.env.get_rank() == 1:
+    sys.exit(0)
+try:
+    sbp.distributed.barrier(timeout_seconds=100)
+except sbp.ProcessError as error:
+    print(error)
+sbp.distributed.all_reduce(1.0, timeout_seconds=100)
+""",
+        processes=3,
+    )
+    for one in ended[0], ended[2]:
+        assert one.code == 1, ended
+        assert "barrier() (collective number 1 of this process)" in one.output
+        assert "rank 1 has not come and will not" in one.output and "Rank 1 has ended" in one.output
+        assert "cannot start its devices, which begin together in all processes: rank 1 has ended" in one.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["sys.exit(0)", "raise ValueError('x')", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_nobody_waits_for_ever_in_a_compiled_step(how: str) -> None:
+    """A process ends while the others are in a collective of their devices: all end within the limits given."""
+    ended = alone(
+        f"""
+import os, sys, jax.numpy as jnp, sbp_jax as sbp
+from jax.experimental import multihost_utils
+sbp.distributed.initialize(timeout_seconds=100, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=5)
+multihost_utils.process_allgather(jnp.ones(3))
+print("began", flush=True)
+if sbp.env.get_rank() == 1:
+    {how}
+multihost_utils.process_allgather(jnp.ones(3))
+""",
+        processes=3,
+        timeout=180,
+    )
+    assert all("began" in one.output for one in ended), ended
+    assert all(one.code is not None for one in ended), ended
+    assert ended[0].code != 0 and ended[2].code != 0
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_process() -> None:
+    """JAX's pre-emption service would swallow it."""
+    ended = alone(
+        """
+import os, signal, time, sbp_jax as sbp
+sbp.distributed.initialize(timeout_seconds=100, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=5)
+sbp.distributed.barrier()
+if sbp.env.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60)
+""",
+    )
+    assert ended[1].code == -15, ended
+    assert ended[1].seconds < ended[0].seconds  # rank 0 hears of it by JAX's heartbeat

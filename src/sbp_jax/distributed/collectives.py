@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from .._compat import is_tracer, is_tracing
 from ..errors import SbpError
+from ..processes import start_devices, store
 from ..shardings import PlacementLike
 from ..tensor import GlobalTensor
 from . import members, of_global, point_to_point
@@ -165,11 +166,16 @@ def barrier(
     """
     if is_tracing():
         raise SbpError("barrier() waits for processes, and inside a traced function nothing runs yet: call it outside")
-    here = layout(group_of(group, placement))
     point_to_point.check_all_received(0.0)
-    if here.devices and len(here.processes) > 1:
+    if group is None and placement is None:  # All processes: no devices are needed, so none are started.
+        everyone = tuple(range(store().size))
+    else:
+        start_devices(timeout_seconds)
+        here = layout(group_of(group, placement))
+        everyone = here.processes if here.devices else ()
+    if len(everyone) > 1:
         with lock():
-            agree("barrier()", here.processes, timeout_seconds)
+            agree("barrier()", everyone, timeout_seconds)
 
 
 def _call(
@@ -182,6 +188,7 @@ def _call(
         return of_global.run(_with(kernel, found.axes, found, root), found, x, timeout_seconds, check)
     if is_tracing() or any(is_tracer(leaf) for leaf in jax.tree.leaves(x)):
         return _traced(kernel, x, group, placement)
+    start_devices(timeout_seconds)
     found = group_of(group, placement)
     kernel = _with(kernel, found.axes, found, root)
     point_to_point.check_all_received(timeout_seconds)

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._compat import is_tracer, is_tracing, within_mesh
 from ..errors import ProcessError, SbpError
-from ..processes import store
+from ..processes import start_devices, store
 from ..shardings import PlacementLike
 from ..tensor import GlobalTensor
 from .group import Group, group_of, layout
@@ -118,6 +118,7 @@ def send(
         ``barrier`` raises, or the next collective after the limit.
       SbpError: ranks that do not exist or are not this process's.
     """
+    start_devices(timeout_seconds)
     pair = _pair(src, dst, tag, placement, "send")
     x = _array(tensor, pair.devices[0])
     if pair.devices[1].process_index == pair.devices[0].process_index:
@@ -159,6 +160,7 @@ def recv(
     """
     if src is None:
         raise SbpError("recv: from which rank? Pass src=")
+    start_devices(timeout_seconds)
     pair = _pair(src, dst, tag, placement, "recv")
     if pair.devices[0].process_index == pair.devices[1].process_index:
         x = _mail.take(pair, timeout_seconds)

@@ -7,6 +7,7 @@ the key-value store of JAX's coordination service.
 from ..run_dir import EXIT_STOPPED as EXIT_STOPPED
 from .agreement import Request as Request
 from .agreement import request as request
+from .devices import start_devices as start_devices
 from .launched import heartbeat as heartbeat
 from .ranks import World as World
 from .ranks import current as current

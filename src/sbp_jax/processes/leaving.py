@@ -5,6 +5,7 @@ all of them if it runs out.
 """
 
 import atexit
+import os
 import sys
 import time
 from types import TracebackType
@@ -17,6 +18,7 @@ from .store import Store, store
 _PATIENCE_SECONDS = 5.0  # before a wait at the end is told of
 
 _GRACE_SECONDS = 3.0
+_LAST_SECONDS = 1.0  # for those that have said that they end, and are about to
 
 _failed: list[bool] = []
 _installed: list[float] = []
@@ -59,6 +61,22 @@ def _leave() -> None:
             abandon_coordination()
     except ProcessError:
         abandon_coordination()
+    if _failed:
+        _end_at_once()
+
+
+def _end_at_once() -> None:
+    """As Python ends, without waiting for threads that are inside JAX: they may wait for the other processes."""
+    atexit.unregister(_leave)
+    rest = getattr(atexit, "_run_exitfuncs", None)
+    if rest is not None:
+        rest()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    os._exit(1)
 
 
 def _let_others_speak(here: Store) -> None:
@@ -66,6 +84,8 @@ def _let_others_speak(here: Store) -> None:
     end = time.monotonic() + _GRACE_SECONDS
     while here.rank == 0 and len(here.ended()) < here.size and time.monotonic() < end:
         time.sleep(0.05)
+    if here.rank == 0:
+        time.sleep(_LAST_SECONDS)
 
 
 def _all_leave(here: Store, limit_seconds: float) -> bool:
