@@ -190,6 +190,14 @@ def test_random_keys_and_settings_beside_the_batch_are_whole() -> None:
         same(found, jax.value_and_grad(noisy)(w, batch(), key, 0.5), 1e-5)
 
 
+def test_global_tensors_and_parameters_that_are_numbers() -> None:
+    x = sbp.tensor(batch()["x"], placement=place(2, 4), sbp="S(0), B")
+    for scale in (2.0, {"t": jnp.float32(2)}):
+        ddp = DistributedDataParallel(lambda s, x: jnp.mean((x * jax.tree.leaves(s)[0]) ** 2), placement=place(2, 4))
+        same(ddp.grad(scale, x), jax.tree.map(lambda s: 2 * s * np.mean(batch()["x"] ** 2), scale))
+        assert str(ddp.gradient_plan(scale, x).inputs[1].signature) == "S(0), S(0)"
+
+
 def test_other_results_of_a_loss() -> None:
     def with_logits(w: jax.Array, x: jax.Array) -> Any:
         return jnp.mean((x @ w) ** 2), {"out": x @ w}

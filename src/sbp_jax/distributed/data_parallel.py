@@ -126,7 +126,7 @@ class DistributedDataParallel:
                     raise PlanError("of a model, value_and_grad takes a loss and its batch: loss(model, *batch)")
                 fn, args = args[0], args[1:]
             args = (self.module, *args)
-        args = _positional(fn, args, kwargs)
+        args = tuple(map(_as_arrays, _positional(fn, args, kwargs)))
         if not args:
             raise PlanError(
                 f"{getattr(fn, '__name__', 'the function')} takes the state or the model first, got nothing"
@@ -281,7 +281,7 @@ def _subtrees(results: Any) -> list[_Described]:
 def batch_size(batch: Any) -> int | None:
     """The leading dimension that most arrays of a batch have; of several alike, that of the largest array."""
     count: dict[int, tuple[int, int]] = {}
-    for x in jax.tree.leaves(batch, is_leaf=lambda x: isinstance(x, GlobalTensor)):
+    for x in jax.tree.leaves(batch):
         shape = tuple(np.shape(x))
         if shape:
             many, most = count.get(shape[0], (0, 0))
@@ -315,6 +315,17 @@ def _look(args: Any) -> Any:
     """What of arguments the pins hang on."""
     leaves, tree = jax.tree.flatten(args)
     return tree, tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves)
+
+
+def _as_arrays(tree: Any) -> Any:
+    """A tree with global tensors as their logical arrays. Without any it stays what it is: an nnx model is itself."""
+
+    def is_tensor(x: Any) -> bool:
+        return isinstance(x, GlobalTensor)
+
+    if not any(map(is_tensor, jax.tree.leaves(tree, is_leaf=is_tensor))):
+        return tree
+    return jax.tree.map(lambda x: x.array if is_tensor(x) else x, tree, is_leaf=is_tensor)
 
 
 def _positional(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -44,11 +44,13 @@ class Roles:
     buffers: tuple[int, ...] = ()
     data: tuple[int, ...] = ()
     gradients: tuple[Gradient, ...] = ()
+    by_pins: bool = False
+    """Whether pins say which arguments are state, scalars among them."""
 
     @property
     def known(self) -> bool:
-        """Whether anything is known to be kept between steps: without donated arguments nothing is."""
-        return bool(self.parameters or self.states)
+        """Whether anything is known to be kept between steps: donated arguments, or those that are pinned whole."""
+        return bool(self.parameters or self.states or self.by_pins)
 
 
 def roles(program: Program, factors: Sequence[Factors], whole: Collection[int] = ()) -> Roles:
@@ -106,7 +108,8 @@ class _Finder:
         same = [i for i in self.arrays if self.program.input_ops[i].index in whole]
         parameters = tuple(i for i in same if is_a(self._input(i).dtype, np.inexact))
         buffers = tuple(i for i in same if i not in parameters)
-        return Roles(parameters, {}, buffers, tuple(i for i in self.arrays if i not in same))
+        data = tuple(i for i in self.arrays if i not in same)
+        return Roles(parameters, {}, buffers, data, by_pins=any(op.index in whole for op in self.program.input_ops))
 
     def _input(self, i: int) -> Value:
         return self.program.input_ops[i].outs[0]
