@@ -106,14 +106,15 @@ SIGNATURES = [
 
 
 @pytest.mark.parametrize(("where", "signature"), SIGNATURES)
-def test_global_tensors_in_every_signature_go_to_every_other(tmp_path: Path, where: Any, signature: str) -> None:
+def test_global_tensors_in_every_signature_go_to_others(tmp_path: Path, where: Any, signature: str) -> None:
     x = sbp.randn(11, 7, placement=where, sbp="B" if where.ndim == 1 else "B, B", seed=4).to_global(sbp=signature)
     x = x + x if "P" in signature else x  # terms, not only the value with zeros
     value = x.numpy()
     found = again(tmp_path, {"x": x}, chunk_bytes=50)["x"]
     assert (found.placement, found.sbp) == (x.placement, x.sbp)
     np.testing.assert_array_equal(found.numpy(), value)
-    for to, other in SIGNATURES:
+    k = SIGNATURES.index((where, signature))
+    for to, other in (SIGNATURES + SIGNATURES)[k + 1 : k + 9 : 2]:  # four others, each from four
         like = {"x": sbp.zeros(11, 7, placement=to, sbp=other)}
         found = sbp.checkpoint.restore(tmp_path / "state", like)["x"]
         assert (found.placement, found.sbp) == (to, like["x"].sbp)
