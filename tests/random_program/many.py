@@ -52,10 +52,13 @@ def _alone(seed: int) -> str:
     if not hasattr(_worker, "pool"):
         _worker.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=200)
     try:
-        return _worker.pool.submit(outcome, seed).result()
+        line = _worker.pool.submit(outcome, seed).result()
     except BrokenProcessPool:
+        line = f"FAILED {seed} the process died"
+    if line.startswith("FAILED"):  # an effect that failed fails every program after it in the same process
+        _worker.pool.shutdown(wait=False)
         del _worker.pool
-        return f"FAILED {seed} the process died"
+    return line
 
 
 def many(first: int, count: int, processes: int, log: Path | None) -> bool:

@@ -124,11 +124,12 @@ def _is_cut_wrongly(op: Op) -> bool:
 
     A convolution in groups whose result is split along the channels comes back with its channels in another order (JAX
     0.10.2 and 0.12). A slice at a position out of bounds, whose result is cut, is read past its end (JAX 0.10.2); so is
-    what XLA makes slices of, a lookup or an update at one position. The rules' local ops clamp positions before that.
+    what XLA makes slices of, a lookup or an update at one position. An update is overwritten while it is still read
+    (JAX 0.10.2 and 0.12, on CPUs). The rules' local ops clamp positions, and compute an update before it is written.
     """
     if op.name == "conv_general_dilated":
         return op.params["feature_group_count"] > 1 or op.params["batch_group_count"] > 1
     return op.name in _AT_POSITIONS or op.name.startswith("scatter")
 
 
-_AT_POSITIONS = {"gather", "dynamic_slice"}
+_AT_POSITIONS = {"gather", "dynamic_slice", "dynamic_update_slice"}

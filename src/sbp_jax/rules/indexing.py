@@ -7,6 +7,9 @@ XLA turns a lookup or an update at one position into slices, and merges a slice 
 in between (JAX 0.10.2, plain ``jit`` too: ``dynamic_slice(dynamic_slice(x, (8,), (2,)), (0,), (1,))`` is not what it is
 without ``jit``). A position out of bounds then reads past the first slice, and boxing cuts slices everywhere. So
 positions are clamped explicitly here, and an update at one position is written out.
+
+XLA for CPUs writes an update in place while it still reads it from there: in plain ``jit`` of JAX 0.10 to 0.12 too,
+``y.at[1:].set(y[:-1])`` of ``y = x.reshape(...)`` repeats one row. So an update is computed before it is written.
 """
 
 from collections.abc import Sequence
@@ -169,7 +172,7 @@ def _update_one(op: OpLike, operand: Any, index: Any, here: Any, updates: Any, w
         starts[d] = _within(index.reshape(-1)[k], operand.shape[d] - window[d])
     old = lax.dynamic_slice(operand, starts, window)
     params = dict(op.params, mode=lax.GatherScatterMode.CLIP)
-    new = op.primitive.bind(old, jnp.zeros_like(index), updates, **params)
+    new = op.primitive.bind(old, jnp.zeros_like(index), lax.optimization_barrier(updates), **params)
     return lax.dynamic_update_slice(operand, lax.select(here.reshape(()), new, old), starts)
 
 
@@ -256,7 +259,11 @@ def dynamic_slice(op: OpLike) -> Factors:
     return b.build([dims] + [()] * (len(op.ins) - 1), [out], any_partial(0))
 
 
-@register("dynamic_update_slice")
+def _dynamic_update_slice_local(op: OpLike, local: Local, operand: Any, update: Any, *starts: Any) -> Any:
+    return lax.dynamic_update_slice(operand, lax.optimization_barrier(update), starts)
+
+
+@register("dynamic_update_slice", local=_dynamic_update_slice_local)
 def dynamic_update_slice(op: OpLike) -> Factors:
     """Split on the dims written whole; operand and update are partial together."""
     x, update = op.ins[:2]
