@@ -192,7 +192,7 @@ def elastic(kills: int, spares: int, seed: int) -> tuple[list[float], bool]:
     """For each kill the seconds to the end of the first training step; whether no step was lost, nor a loss changed."""
     with tempfile.TemporaryDirectory() as name:
         whole, killed = Path(name) / "whole", Path(name) / "killed"
-        steps = str(40 * (kills + 1))
+        steps = str(200 * (kills + 1))
         for folder in (whole, killed):
             folder.mkdir()
         options = ["--nproc_per_node", "4", "--max_restarts", str(kills), "--spares", str(spares)]
@@ -200,7 +200,7 @@ def elastic(kills: int, spares: int, seed: int) -> tuple[list[float], bool]:
         subprocess.run(
             [*LAUNCH, *options, *program, "--folder", str(whole)], env=environment(), check=True, capture_output=True
         )
-        command = [*LAUNCH, *options, *program, "--pause", "0.05", "--folder", str(killed)]
+        command = [*LAUNCH, *options, *program, "--pause", "0.1", "--folder", str(killed)]
         ran = run_with_kills(command, killed / "diary.txt", kills, seed, killed, least_steps=3, spares=spares)
         if ran.code or len(ran.kills) != kills:
             raise RuntimeError(f"exit code {ran.code} after {len(ran.kills)} kills:\n{ran.err[-3000:]}")

@@ -56,8 +56,8 @@ def starts(folder: Path) -> list[tuple[int, int, int]]:
 
 def test_a_killed_process_and_preemption(tmp_path: Path, whole: Path) -> None:
     more = ("--max_restarts", "1")
-    run = Running(tmp_path, *options(tmp_path, *more), "--pause", "0.05")
-    run.until(lambda run: (tmp_path / "diary.txt").exists() and "loss 13" in (tmp_path / "diary.txt").read_text(), 180)
+    run = Running(tmp_path, *options(tmp_path, *more), "--pause", "0.1")
+    run.until(lambda run: (tmp_path / "checkpoints" / "step-00000010").is_dir(), 180)
     pid = re.search(r"rank 0 of 2 is process (\d+), generation 0", run.out())
     assert pid is not None
     os.kill(int(pid[1]), signal.SIGKILL)
@@ -67,12 +67,12 @@ def test_a_killed_process_and_preemption(tmp_path: Path, whole: Path) -> None:
     run.signal(signal.SIGTERM)
     ran = run.end(120)
     assert ran.code == 75, ran.err
-    assert re.search(r"rank 0 .*was killed by SIGKILL at step 1\d", ran.err) and "restart 1 of 1" in ran.err
+    assert re.search(r"rank 0 .*was killed by SIGKILL at step \d\d", ran.err) and "restart 1 of 1" in ran.err
     # The same command goes on, with another number of processes.
     ran = Running(tmp_path, *options(tmp_path, processes=1)).end(180)
     assert ran.code == 0, ran.err
     (_, _, first), (_, _, again), (_, size, last) = starts(tmp_path)
-    assert first == 0 and again == 10 and size == 1
+    assert first == 0 and again in (10, 20, 30) and size == 1
     diary = (tmp_path / "diary.txt").read_text()
     stopped = int(re.findall(r"loss (\d+)", diary.partition("start 0 1")[0])[-1])
     assert last == stopped + 1, "stopped before the step after the last one that was made"
@@ -106,6 +106,7 @@ note = elastic.note
 def disturbed(folder, world, text):
     note(folder, world, text)
     if world.generation == 0 and world.rank == {rank} and text.startswith("loss 13 "):
+        while not (folder / "checkpoints" / "step-00000010").is_dir(): time.sleep(0.01)
         {FAILURES[how]}
 elastic.note = disturbed
 elastic.main()
@@ -151,7 +152,7 @@ elastic.main()
 def test_a_smaller_world_goes_on(tmp_path: Path, whole: Path) -> None:
     script = tmp_path / "disturbed.py"
     script.write_text(f"""
-import os, sys
+import os, sys, time
 generation, slot = os.environ["SBP_GENERATION"], os.environ["SBP_LOCAL_SLOT"]
 if generation == "1" and slot == "1":
     sys.exit("its device is broken")
@@ -161,6 +162,8 @@ note = elastic.note
 def disturbed(folder, world, text):
     note(folder, world, text)
     if (generation, text[:8]) in (("0", "loss 13 "), ("2", "loss 25 ")) and world.rank == 0:
+        newest = "step-00000010" if generation == "0" else "step-00000020"
+        while not (folder / "checkpoints" / newest).is_dir(): time.sleep(0.01)
         os._exit(9)
 elastic.note = disturbed
 elastic.main()
