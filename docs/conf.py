@@ -50,7 +50,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!sbp_jax\b).*"),
     (r"py:.*", r"sbp_jax\.tensor\..*(\._At|\.Stored)"),  # how global tensors are kept: nobody makes one by hand
-    (r"py:.*", r"sbp_jax\.(report|lower|insight)\..*"),  # what reports and counts are made of
+    (r"py:.*", r"sbp_jax\.(report|lower|plan\.insight)\..*"),  # what reports and counts are made of
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -46,18 +46,19 @@ class DistributedDataParallel:
     The loss is that of the whole batch. A mean over examples is so the mean over all processes' examples, as PyTorch's
     averaged gradients are; a sum is the sum over all of them, which PyTorch divides by the number of processes.
 
-    placement: the devices; None: all of the default kind.
-    local_batch: in a run of several processes, whether each process passes its own part of the batch, as PyTorch's
-        users do (all parts equally long; the batch is theirs in the order of the placement's devices). False: all pass
-        the same, whole batch. Arrays of several processes (from ``sbp.data``) are whole in both cases.
-    grad_accumulation: ``value_and_grad`` runs so many equal parts of the batch one after the other, and reduces the sum
-        of their gradients once. For a loss that is a mean over examples.
-    has_aux: ``loss`` gives (loss, other results).
-    donate_argnums: arguments that may be overwritten, as for ``jax.jit``.
-    config: ``AutoParallelConfig``; its solver is "data_parallel" unless it names another than the default.
+    Args:
+        placement: the devices; None: all of the default kind.
+        local_batch: in a run of several processes, whether each process passes its own part of the batch, as PyTorch's
+            users do (all parts equally long; the batch is theirs in the order of the placement's devices). False: all
+            pass the same, whole batch. Arrays of several processes (from ``sbp.data``) are whole in both cases.
+        grad_accumulation: ``value_and_grad`` runs so many equal parts of the batch one after the other, and reduces the
+            sum of their gradients once. For a loss that is a mean over examples.
+        has_aux: ``loss`` gives (loss, other results).
+        donate_argnums: arguments that may be overwritten, as for ``jax.jit``.
+        config: ``AutoParallelConfig``; its solver is "data_parallel" unless it names another than the default.
 
-    Raises ``PlanError`` where the batch does not divide by the devices, and for a function that it cannot run;
-    ``PlanError`` where processes pass parts of different shapes.
+    Raises ``PlanError`` where the batch does not divide by the devices, for a function that it cannot run, and in every
+    process where they pass parts of different shapes.
     """
 
     def __init__(
