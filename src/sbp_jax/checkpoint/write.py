@@ -30,7 +30,10 @@ class Crew:
     def __init__(self, is_behind: bool = False, count: int = _WORKERS) -> None:
         self._is_behind = is_behind
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._work, name="sbp-checkpoint-write") for _ in range(count)]
+        # Daemons: the thread of the save waits for them, and is none. A crew without work ends with the program.
+        self._threads = [
+            threading.Thread(target=self._work, name="sbp-checkpoint-write", daemon=True) for _ in range(count)
+        ]
         for thread in self._threads:
             thread.start()
 
