@@ -123,12 +123,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=float, default=16.0, help="the large array's size on each device")
     parser.add_argument("--calls", type=int, default=15)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 4], help="the runs: how many processes each")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         run(args.mib, args.calls)
         return
-    for processes in (1, 4):
+    for processes in args.processes:
         port, started = _free_port(), []
         for rank in range(processes):
             variables = os.environ | {
