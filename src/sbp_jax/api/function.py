@@ -334,11 +334,13 @@ class ParallelFunction:
         kept = [i in donated for i, x in enumerate(call.dynamic) for _ in jax.tree.leaves(x)]
         named = sorted(call.kwargs.items())
         kept += [name in call.donated_names for name, x in named for _ in jax.tree.leaves(x)]
-        placed = [
-            x if is_there(x, s) or not (keep or is_bound(x, s)) else moved(x, s)
-            for x, s, keep in zip(leaves, entry.shardings, kept, strict=True)
-        ]
-        return jax.tree.unflatten(tree, placed)
+        wanted = {
+            k: (entry.plan.inputs[k].path, x, s)
+            for k, (x, s, keep) in enumerate(zip(leaves, entry.shardings, kept, strict=True))
+            if not is_there(x, s) and (keep or is_bound(x, s))
+        }
+        placed = dict(zip(wanted, moved(list(wanted.values()), self._name), strict=True))
+        return jax.tree.unflatten(tree, [placed.get(k, x) for k, x in enumerate(leaves)])
 
     def _misplaced(self, entry: LoweredStep, call: Call) -> bool:
         leaves = jax.tree.leaves((call.dynamic, call.kwargs))

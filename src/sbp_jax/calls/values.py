@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from .._compat import is_tracer, without_nan_checks
 from ..differences import shortened
 from ..errors import PlanError
 from ..tensor import GlobalTensor
+from ..tensor.incoming import on_devices
 from .roles import Call
 
 
@@ -100,9 +100,23 @@ def is_bound(x: Any, sharding: NamedSharding) -> bool:
     )
 
 
-def moved(x: Any, sharding: NamedSharding) -> Any:
-    """``x`` in ``sharding``. ``device_put`` cannot take random keys to devices of other processes (JAX 0.10.2)."""
+def moved(values: Sequence[tuple[str, Any, NamedSharding]], name: str) -> list[Any]:
+    """Arguments of function ``name``, with their paths, in their shardings.
+
+    On devices of several processes, what each process has for itself must be equal: ``ProcessError`` otherwise.
+    """
+    placed = [(f"argument {path}", x, s) for path, x, s in values if not is_tracer(x)]
     with without_nan_checks():
-        if not sharding.is_fully_addressable and jnp.issubdtype(aval(x).dtype, jax.dtypes.prng_key):
-            return jax.jit(lambda key: key, out_shardings=sharding)(x)
+        found = iter(on_devices(placed, name))
+        return [_traced(x, s) if is_tracer(x) else next(found) for _, x, s in values]
+
+
+def _traced(x: Any, sharding: NamedSharding) -> Any:
+    """``x`` in ``sharding``, inside a trace.
+
+    The transpose of ``device_put`` sends a cotangent back to where its value was: it cannot go there from devices of
+    several processes (JAX 0.10.2). Nor can random keys go where ``device_put`` sends them.
+    """
+    if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
+    return jax.jit(lambda value: value, out_shardings=sharding)(x)

@@ -14,6 +14,7 @@ from ..calls import values
 from ..errors import PlanError
 from ..lower import global_function, local_function, named_function, on_mesh
 from ..shardings import to_partition_spec
+from ..tensor.incoming import on_devices
 from ..trace import Program
 from .plan import Plan
 
@@ -92,7 +93,11 @@ def lowered_step(
     # A compiled function does not cut results without elements, whatever it was asked (measured, JAX 0.10.2).
     made = [NamedSharding(mesh, spec if math.prod(leaf.shape) else PartitionSpec())
             for leaf, spec in zip(plan.outputs, out_specs, strict=True)]  # fmt: skip
-    constants = tuple(jax.device_put(c, s) for c, s in zip(program.constants, shardings[n:], strict=True))
+    held = [
+        (f"constant {k}, an array that the function closes over,", c, s)
+        for k, (c, s) in enumerate(zip(program.constants, shardings[n:], strict=True))
+    ]
+    constants = tuple(on_devices(held, plan.function))
     expected = [(leaf.shape, leaf.dtype, op.outs[0].weak)
                 for leaf, op in zip(plan.inputs, program.input_ops, strict=True)]  # fmt: skip
     context = trace_context()
@@ -216,7 +221,8 @@ class NamedStep:
                 f"plan.profile takes arguments like those that {self._entry.plan.function} was planned for ({wanted}, "
                 f"...; {len(planned)} arrays), got {len(leaves)} arrays of other shapes, types or structure"
             )
-        return [jax.device_put(x, s) for x, s in zip(leaves, self._entry.shardings, strict=True)]
+        paths = [x.path for x in self._entry.plan.inputs]
+        return values.moved(list(zip(paths, leaves, self._entry.shardings, strict=False)), self._entry.plan.function)
 
     def fresh(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Arguments for one run, copies where the step donates them."""

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from .._compat import is_tracer
 from ..errors import SignatureError
 from ..shardings import PlacementLike, SbpLike, placement_for
 from . import storage as stores
 from .call import call
 from .core import Stored
 from .global_tensor import GlobalTensor
+from .incoming import spec_of
 from .spec import np_dtype, spec_for
 
 Shape = Sequence[int] | int
@@ -36,6 +38,9 @@ def tensor(
     if isinstance(data, GlobalTensor):
         moved = data if dtype is None else data.astype(dtype)
         return moved.to_global(placement=placement, sbp=spec_for(data.shape, data.dtype, placement, sbp).sbp)
+    if isinstance(data, jax.Array) and not (is_tracer(data) or data.is_fully_addressable):
+        held = GlobalTensor(*spec_of(data))
+        return tensor(held, dtype, placement=placement, sbp=sbp)
     array = data if isinstance(data, jax.Array) else _as_numpy(data)
     if dtype is not None:
         array = array.astype(np_dtype(dtype))

@@ -9,11 +9,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import boxing
+from .._compat import is_tracer
 from ..errors import PlacementError, SignatureError
 from ..pieces import balanced
 from ..placement import Placement
 from ..shardings import SbpLike, signature_on
 from ..signature import Partial, Signature, Split
+from .host_values import compare, put_equal
 from .spec import Spec, make_spec, np_dtype
 
 
@@ -35,7 +37,9 @@ def from_pieces(spec: Spec, piece: Callable[[tuple[int, ...]], Any]) -> jax.Arra
 def from_logical(spec: Spec, x: Any) -> jax.Array:
     """The storage of a whole value: where partial, the first device along the axis has it, the others the identity."""
     if spec.is_plain:
-        return jax.device_put(x, spec.sharding)
+        return put_equal(x, spec.sharding, "a tensor's value")
+    if not is_tracer(x):
+        compare([("the value", x)], spec.placement.mesh, "a tensor's value")
     partial = {a: c.op for a, c in enumerate(spec.sbp) if isinstance(c, Partial)}
 
     def piece(position: tuple[int, ...]) -> Any:
@@ -182,4 +186,4 @@ def _listed(shapes: Mapping[int, Any]) -> str:
 
 def replicate(x: Any, placement: Placement) -> jax.Array:
     """A plain array or number on every device of a placement."""
-    return jax.device_put(x, NamedSharding(placement.mesh, PartitionSpec()))
+    return put_equal(x, NamedSharding(placement.mesh, PartitionSpec()), "an operand beside global tensors")
