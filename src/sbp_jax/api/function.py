@@ -65,8 +65,8 @@ class ParallelFunction:
         self._previous: LoweredStep | None = None
         self._last: LoweredStep | None = None
         self._lock = threading.RLock()
-        # Whether this process plans for itself, though others may have devices of the placement.
-        self._is_alone = False
+        # Whether this process plans for itself, though others may have devices of the placement; whether it warns.
+        self._is_alone, self._is_first = False, True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         last, tracing = self._last, is_tracing()
@@ -173,7 +173,7 @@ class ParallelFunction:
                 if entry is None:
                     known, look = len(self._plans), values.described(call)
                     entry = self._entries[key] = self._make(call)
-                    if len(self._plans) > max(known, _REPLAN_WARNING):
+                    if self._is_first and len(self._plans) > max(known, _REPLAN_WARNING):
                         told = some(min((differences(x, look) for x in reversed(self._looks)), key=len))
                         warnings.warn(
                             f"{self._name} is planned and compiled for the {len(self._plans)}th set of argument "
@@ -187,7 +187,8 @@ class ParallelFunction:
     def _make(self, call: Call) -> LoweredStep:
         dynamic, kwargs = call.dynamic, call.kwargs
         asked = None if self._is_alone else processes.request(agreed.members(self._asked_places))
-        with Progress(self._name, asked is None or asked.is_first) as progress:
+        self._is_first = asked is None or asked.is_first
+        with Progress(self._name, self._is_first) as progress:
             progress("tracing")
             with agreed.telling(asked):
                 program, in_tree, out_shape = capture.trace(
@@ -272,7 +273,7 @@ class ParallelFunction:
                 return replace(make_plan(final, request, self._name), lowering=plan.lowering)
 
             plan.again = again
-            if "from_cache" in data.statistics or not (asked is None or asked.is_first):
+            if "from_cache" in data.statistics or not self._is_first:
                 same_call = self._of_shapes(call)
                 plan.anew = lambda: self._by_itself(data.placement)._entry(same_call).plan
         return entry
