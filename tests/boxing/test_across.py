@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from sbp_jax.boxing import Block, exchange_of, exchanging
 from sbp_jax.pieces import piece_box, stored_shape
 
 
-def stacked(buffers: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:
+def stacked(buffers: np.ndarray, devices: Sequence[Any]) -> jax.Array:
     mesh = Mesh(np.array(devices), ("devices",))
     return jax.device_put(buffers, NamedSharding(mesh, PartitionSpec("devices")))
 
@@ -83,12 +84,12 @@ def test_parts_between_placements_arrive_whole(src: tuple, dst: tuple) -> None:
 
     blocks = []
     for x in boxing.parts(shape, 4, (here, a), (there, b)):
-        starts = [
+        begin, end = (
             tuple(lo - first for (lo, _), (first, _) in zip(x.box, box(*side), strict=True))
             for side in ((here, a, x.src), (there, b, x.dst))
-        ]
+        )
         sizes = tuple(hi - lo for lo, hi in x.box)
-        blocks.append(Block(number[int(here.ranks[x.src])], number[int(there.ranks[x.dst])], *starts, sizes))
+        blocks.append(Block(number[int(here.ranks[x.src])], number[int(there.ranks[x.dst])], begin, end, sizes))
     sent, got = stored_shape(shape, a, here.shape), stored_shape(shape, b, there.shape)
     buffers = np.full((len(ranks), *sent), -1.0, np.float32)
     for position in np.ndindex(here.shape):

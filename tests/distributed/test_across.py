@@ -141,7 +141,7 @@ def test_what_a_process_does_not_hold_is_said(world: World) -> None:
             )
 
 
-def step(state: tuple, x: jax.Array) -> tuple:
+def step(state: tuple, x: Any) -> tuple:
     def loss(state: tuple) -> jax.Array:
         return ((jnp.tanh(x @ state[0]) @ state[1]) ** 2).mean()
 
@@ -225,7 +225,7 @@ def case_differing(what: str) -> None:
     elif what == "tensor":
         sbp.tensor(A + odd, placement=mesh(), sbp="S(0), P")
     elif what == "operand":
-        sbp.tensor(A, placement=mesh(), sbp="S(0), B") + (A + odd)
+        _ = sbp.tensor(A, placement=mesh(), sbp="S(0), B") + (A + odd)
     elif what == "elsewhere":
         sbp.auto_parallel(jnp.sin, placement=row(2, 3))(sbp.tensor(X, placement=mesh(), sbp="S(0), B"))
 
