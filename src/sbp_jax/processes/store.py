@@ -18,6 +18,7 @@ TIMEOUT_SECONDS = 60.0
 """How long a wait lasts where the caller says nothing else."""
 
 _ROOT = "sbp"
+_BLOCK = 64  # rounds of a gather that are forgotten together, in one call
 _LOOK_SECONDS = 1.0  # how often a wait looks whether the process that it waits for has ended
 
 
@@ -111,7 +112,8 @@ class Store:
         with self._lock:
             turn = self._rounds[name]
             self._rounds[name] += 1
-        folder = f"gather/{name}/{turn}"
+        block, place = divmod(turn, _BLOCK)
+        folder = f"gather/{name}/{block}/{place}"
         if self.rank != ranks[0]:
             self.set(f"{folder}/{self.rank}", text)
             # The first may have come late itself: it gets its whole limit, and we a little more, for its answer.
@@ -122,8 +124,8 @@ class Store:
                 answer = self._decide(folder, json.dumps({"missing": missing, "seconds": timeout_seconds}))
         else:
             answer = self._decide(folder, self._collect(folder, text, timeout_seconds, ranks))
-            if turn:  # All have come here, so all have read the answer before.
-                self.delete(f"gather/{name}/{turn - 1}")
+            if block and not place:  # All have come here, so all have read the answers before.
+                self.delete(f"gather/{name}/{block - 1}")
         read = json.loads(answer)
         if "missing" in read:
             raise self._missing(name, read["seconds"], read["missing"])
