@@ -223,6 +223,13 @@ def test_much_output_is_all_there(tmp_path: Path) -> None:
     assert len(ran.out) == 3_500_002 and ran.code == 0
 
 
+def test_a_secret_in_a_long_line_is_taken_out_wherever_it_is_cut(tmp_path: Path) -> None:
+    source = "for i in range(20):\n    os.write(1, b'x' * 65_530 + os.environb[b'MY_TOKEN'])"
+    ran = launch(tmp_path, source, variables={"MY_TOKEN": "hunter2hunter2"})
+    assert "hunter2" not in ran.out and ran.out.count("***") == 20
+    assert ran.out == ("x" * 65_530 + "***") * 20 + "\n"
+
+
 def test_output_in_files(tmp_path: Path) -> None:
     source = """
 print("out", rank)

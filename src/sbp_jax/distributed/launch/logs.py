@@ -93,7 +93,10 @@ class Relay:
                 return False
             whole, newline, rest = (self._rest + part).rpartition(b"\n")
             if not newline and len(rest) > _LONGEST_LINE:
-                whole, rest = rest, b""
+                # What is kept back may be the beginning of a secret; and there is always an end left to flush.
+                rest = redact(rest, self._secrets)
+                kept = max(map(len, self._secrets), default=1)
+                whole, rest = rest[:-kept], rest[-kept:]
             self._rest = rest
             if whole or newline:
                 self._write(whole + newline)
