@@ -243,8 +243,7 @@ def case_differ(folder: str, what: str) -> None:
         ("more", "rank 0 has nothing more, rank 2 has zz: float32[3] (jax)"),
         ("type", "the leaf 'own' is builtin_function_or_method"),
         ("missing", "rank 2 has not come within 3 s"),
-        # Steps name the folder, so that other steps are other checkpoints.
-        ("step", "not come within 3 s"),
+        ("step", "the processes save different steps, by rank: [5, 5, 6, 5]"),
     ],
 )
 def test_processes_that_save_different_things(world: World, tmp_path: Path, what: str, told: str) -> None:

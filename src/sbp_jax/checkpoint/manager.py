@@ -75,6 +75,7 @@ class Manager:
             is_copied=not blocking,
             timeout_seconds=self._timeout_seconds,
             chunk_bytes=self._chunk_bytes,
+            within=self.folder,
         )
         crew = Crew(is_behind=not blocking)
         if blocking:

@@ -63,16 +63,19 @@ def prepare(
     is_copied: bool,
     timeout_seconds: float,
     chunk_bytes: int,
+    within: Path | None = None,
 ) -> Prepared:
     """Agree with the other processes on what is saved, and take this process's pieces to the host.
 
     Process 0 alone decides on the folder, ``folder_for(id)``, beside ``path`` or ``path`` itself, and makes it. Without
-    ``is_copied`` pieces may share memory with the state: it must stay as it is until ``commit`` has ended.
+    ``is_copied`` pieces may share memory with the state: it must stay as it is until ``commit`` has ended. The
+    processes meet under ``path``'s name, or that of the folder ``within``: then those with different steps meet, too.
 
     Raises ``CheckpointError`` on every process where one of them cannot save its state, or the states differ.
     """
     together = store()
     name = f"saving the checkpoint {name_of(path)}"
+    meeting = name if within is None else f"saving a checkpoint in {name_of(within)}"
     step = None if step is None else number_of(step)
     mine: dict[str, Any] = {"fault": None, "id": secrets.token_hex(16), "step": step}
     leaves: list[Leaf] = []
@@ -90,10 +93,10 @@ def prepare(
             mine["folder"] = made.name
     except Exception as error:  # told to the others before it is raised
         mine["fault"] = said(error)
-        _tell(together, name, mine, timeout_seconds, error)
-    everyones = _tell(together, name, mine, timeout_seconds, None)
+        _tell(together, meeting, mine, timeout_seconds, error)
+    everyones = _tell(together, meeting, mine, timeout_seconds, None)
     first = everyones[0]
-    _same(together, name, leaves, everyones, timeout_seconds)
+    _same(together, meeting, leaves, everyones, timeout_seconds)
     id, folder = first["id"], path.parent / first["folder"]
     fingerprint = getattr(plan, "fingerprint", None)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
