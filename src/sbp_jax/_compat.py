@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ from jax._src.core import EvalTrace, trace_ctx, trace_state_clean
 _DIFFERENTIATING = ("JVPTracer", "LinearizeTracer")
 # Traces that compute as they go, on what the trace around them computes with.
 _EAGER_TRANSFORMS = ("JVPTrace", "LinearizeTrace", "BatchTrace")
+
+_RUNS_OUT_OF_THREADS = jax.__version_info__ < (0, 12)
 
 # Who is told of every run, and what they are told: the program's name, and what prints its compiled text.
 Observer = Callable[[str, Any], None]
@@ -277,6 +279,17 @@ def process_of_coordination() -> tuple[int, int]:
     from jax._src import distributed
 
     return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def cannot_run_ahead(devices: Iterable[Any]) -> bool:
+    """Whether a program with collectives between these devices must end before the host starts the next.
+
+    So on CPUs before JAX 0.12. A device takes 32 programs at a time, and what would start one more waits for its turn
+    in a thread of the pool that runs the collectives. Once the host is so far ahead no thread may be left for the last
+    device of a collective, and all wait for ever (one process of 8 devices, or 4 of 2, on a machine of 2 cores).
+    """
+    first, *others = devices
+    return _RUNS_OUT_OF_THREADS and bool(others) and first.platform == "cpu"
 
 
 def backends_are_started() -> bool:

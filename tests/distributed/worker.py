@@ -5,10 +5,12 @@ that whatever a case prints stays apart. A connection that fails is a result too
 """
 
 import base64
+import faulthandler
 import importlib.util
 import inspect
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -71,6 +73,7 @@ def answer(function: Any, *args: Any) -> dict[str, Any]:
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR1)
     results = os.fdopen(int(os.environ["WORLD_RESULTS"]), "w")
 
     def send(message: dict[str, Any]) -> None:

@@ -15,9 +15,9 @@
 
 A case is a function at the top of a file, or source text; its arguments go as JSON, its result (numbers, texts, numpy
 and JAX arrays, lists and dicts of them) comes back from every process, in rank order. A process that raises, dies or
-does not answer within the limit fails the test with everything that process printed; after a death or a missing answer
-the world is ended, and the next case starts another. ``alone`` runs a program of its own in fresh processes, for what
-ends a process.
+does not answer within the limit fails the test with everything that all have printed, and where they are; after a
+death or a missing answer the world is ended, and the next case starts another. ``alone`` runs a program of its own in
+fresh processes, for what ends a process.
 """
 
 import base64
@@ -248,10 +248,14 @@ class World:
     def _fail(self, what: str) -> None:
         """End the world and fail, with everything that its processes have printed."""
         for process in self._started:
+            process.popen.send_signal(signal.SIGUSR1)  # It prints where its threads are.
+        time.sleep(1)
+        for process in self._started:
             _kill(process.popen)
             process.end(5)
         texts = [f"--- rank {process.rank} printed:\n{process.printed()}" for process in self._started]
         self._started = []
+        self.close()
         raise AssertionError("\n".join([what, *texts]))
 
 

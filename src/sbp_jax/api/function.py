@@ -72,7 +72,7 @@ class ParallelFunction:
         last, tracing = self._last, is_tracing()
         if last is not None and not kwargs and not self._roles.has_static and not tracing:
             try:
-                return last.jitted(*args, ({}, last.constants))
+                return last.run(*args, ({}, last.constants))
             except OtherCall:
                 pass
             except (ValueError, TypeError):
@@ -92,7 +92,7 @@ class ParallelFunction:
             return (entry.unplanned if is_debugged else entry.nested)(*arguments)
         self._last = entry if self._previous in (None, entry) else None
         self._previous = entry
-        return entry.jitted(*arguments)
+        return entry.run(*arguments)
 
     def __repr__(self) -> str:
         where = "every visible device" if self._placement is None else self._placement

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._compat import within_mesh
+from .._compat import cannot_run_ahead, within_mesh
 from ..errors import ProcessError, SbpError
 from ..placement import Placement
 from ..processes import store
@@ -57,6 +57,8 @@ def run(kernel: Kernel, group: Group, x: Any, timeout_seconds: float, check: boo
         results = _compiled(kernel, group.placement, given.tensors[0].ndim == 0)(
             _one_array(group.placement, given.tensors, here)
         )
+        if cannot_run_ahead(group.placement.mesh.devices.flat):
+            jax.block_until_ready(results)
     return _handed_back(kernel, group, here, given, results)
 
 

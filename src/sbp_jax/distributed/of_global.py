@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._compat import is_tracer
+from .._compat import cannot_run_ahead, is_tracer
 from ..errors import PlacementError, SbpError
 from ..shardings import PlacementLike, placement_for
 from ..signature import Broadcast, Partial, Signature, Split
@@ -75,16 +75,18 @@ def _compiled(kernel: Kernel, group: Group, spec: Spec) -> Any:
         return results
 
     outs = (out,) * (group.size if kernel.is_list() else 1)
-    return _Jitted(on_storages(local, [spec], outs, kernel.name)), outs
+    return _Jitted(
+        on_storages(local, [spec], outs, kernel.name), cannot_run_ahead(spec.placement.mesh.devices.flat)
+    ), outs
 
 
 class _Jitted:
     """A program without constants, as ``invoke`` takes a step."""
 
-    __slots__ = ("constants", "jitted")
+    __slots__ = ("constants", "jitted", "waits")
 
-    def __init__(self, jitted: Any) -> None:
-        self.jitted, self.constants = jitted, ()
+    def __init__(self, jitted: Any, waits: bool) -> None:
+        self.jitted, self.constants, self.waits = jitted, (), waits
 
 
 def _result(kernel: Kernel, group: Group, spec: Spec) -> Spec:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._compat import is_staging, looks_for_nans, trace_context
+from .._compat import cannot_run_ahead, is_staging, looks_for_nans, trace_context
 from ..calls import values
 from ..errors import PlanError
 from ..lower import global_function, local_function, named_function, on_mesh
@@ -54,6 +54,13 @@ class LoweredStep:
     """As ``jitted``, to be lowered under any settings."""
     donated_names: tuple[str, ...] = ()
     """The arguments given by name that are donated: to JAX an argument of their own."""
+    waits: bool = False
+    """Whether a run must end before the next may start."""
+
+    def run(self, *arguments: Any) -> Any:
+        """One run of ``jitted``."""
+        results = self.jitted(*arguments)
+        return jax.block_until_ready(results) if self.waits else results
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """What the jitted functions take."""
@@ -147,7 +154,7 @@ def lowered_step(
     options = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
     return LoweredStep(
         plan, jit(step_here, compiler_options=options), jit(step), jax.jit(unplanned), constants, shardings[:n],
-        context, jit(step, compiler_options=options), donated_names,
+        context, jit(step, compiler_options=options), donated_names, cannot_run_ahead(mesh.devices.flat),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import boxing
 from .. import cluster as clusters
-from .._compat import is_staging, looks_for_nans, opened, refuse_nans, traced, without_nan_checks
+from .._compat import cannot_run_ahead, is_staging, looks_for_nans, opened, refuse_nans, traced, without_nan_checks
 from ..errors import PlacementError, SbpError
 from ..lower import local_function, on_mesh
 from ..pieces import is_even
@@ -39,7 +39,7 @@ _LEAF = jax.tree.structure(0)
 class Step:
     """A compiled eager op: storages in, storages out; what the results are; the plan it runs by.
 
-    ``is_single``: the function gives one tensor, not a tree of them.
+    ``is_single``: the function gives one tensor, not a tree of them. ``waits``: it must end before the next may start.
     """
 
     jitted: Callable[..., Any]
@@ -48,6 +48,7 @@ class Step:
     plan: Any = None
     constants: tuple[Any, ...] = ()
     is_single: bool = False
+    waits: bool = False
 
 
 def step_for(
@@ -100,7 +101,8 @@ def step_for(
     is_shown = looks_for_nans() and all([s.is_plain for s in taken[:n]])
     plain = (lambda *xs: fn(*xs[:n])) if is_shown else None
     jitted = on_storages(local_function(program, plan), taken, specs, plan.function, plain)
-    return Step(jitted, specs, tree, plan, constants, tree == _LEAF)
+    waits = plan.bytes_on_wire > 0 and cannot_run_ahead(where.mesh.devices.flat)
+    return Step(jitted, specs, tree, plan, constants, tree == _LEAF, waits)
 
 
 def boxing_step(src: Spec, dst: Signature) -> Step:
@@ -112,7 +114,8 @@ def boxing_step(src: Spec, dst: Signature) -> Step:
     def box(x: Any) -> list[Any]:
         return [boxing.apply(route, x, where.axis_names)]
 
-    return Step(on_storages(box, [src], [spec], "to_global"), (spec,), _LEAF, route, (), True)
+    waits = route.bytes > 0 and cannot_run_ahead(where.mesh.devices.flat)
+    return Step(on_storages(box, [src], [spec], "to_global"), (spec,), _LEAF, route, (), True, waits)
 
 
 # JAX asks each function that it traces for its signature, and does not look far where it says it by itself.
@@ -219,7 +222,8 @@ def _told(p: Placement) -> str:
 def invoke(step: Step, storages: Sequence[Any], name: Any) -> Any:
     """Run a step; a donated or deleted operand is an error of its own. ``name``: of the function, or itself."""
     try:
-        return step.jitted(*storages, *step.constants)
+        results = step.jitted(*storages, *step.constants)
+        return jax.block_until_ready(results) if step.waits else results
     except (RuntimeError, ValueError) as error:
         if "deleted" in str(error) or "donated" in str(error):
             raise SbpError(

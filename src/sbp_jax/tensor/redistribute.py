@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .. import boxing
-from .._compat import is_tracer
+from .._compat import cannot_run_ahead, is_tracer
 from ..errors import PlacementError
 from ..placement import Placement
 from ..signature import Partial, Signature, Split, broadcast
@@ -132,7 +132,10 @@ def _exchanged(
     stacked = jax.make_array_from_single_device_arrays(
         (len(devices), *exchange.src_shape), NamedSharding(mesh, PartitionSpec("devices")), buffers, dtype=dtype
     )
-    return {s.device: s.data for s in run(stacked).addressable_shards}
+    arrived = run(stacked)
+    if cannot_run_ahead(devices):
+        arrived.block_until_ready()
+    return {s.device: s.data for s in arrived.addressable_shards}
 
 
 def _within(box: boxing.Box, outer: Sequence[slice]) -> tuple[int, ...]:
