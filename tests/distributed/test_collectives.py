@@ -20,6 +20,7 @@ from world import World
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     with World(processes=4, devices=2) as world:
+        world.run("jax.devices()")  # JAX's backends start together: no limit of ours is kept by the first who uses one.
         yield world
 
 
