@@ -4,6 +4,7 @@ Without this a process whose partners call something else, or nothing, waits in 
 """
 
 import threading
+import time
 
 from ..errors import ProcessError, SbpError
 from ..processes import store
@@ -11,6 +12,8 @@ from ..processes import store
 _lock = threading.RLock()
 _calls: dict[tuple[int, ...], int] = {}
 
+# How long a process waits for the same call of the others, before it asks what they call.
+_QUICKLY_SECONDS = 1.0
 # A text that begins so is the error of a process that cannot take part.
 _ERROR = "!"
 
@@ -27,9 +30,15 @@ def agree(call: str, processes: tuple[int, ...], timeout_seconds: float, error: 
     the error of another process. ``error`` itself is raised where it happened.
     """
     number = _calls[processes] = _calls.get(processes, 0) + 1
-    who = f"the collectives of processes {', '.join(map(str, processes))}"
+    who, here, began = f"the collectives of processes {', '.join(map(str, processes))}", store(), time.monotonic()
+    if error is not None:
+        here.differs(who)
+    elif here.is_same(who, call, min(_QUICKLY_SECONDS, timeout_seconds), processes):
+        return
     try:
-        texts = store().gather(who, _ERROR + str(error) if error else call, timeout_seconds, among=processes)
+        # All come to this at once: what is left of the limit is enough for that.
+        waited = min(time.monotonic() - began, 0.5 * timeout_seconds)
+        texts = here.gather(who, _ERROR + str(error) if error else call, timeout_seconds, processes, waited)
     except ProcessError as missing:
         raise ProcessError(f"{call} (collective number {number} of this process): {missing}") from None
     if error is not None:

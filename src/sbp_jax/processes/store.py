@@ -3,6 +3,7 @@
 A wait that runs out names the ranks that did not come. Nothing here is for tensors.
 """
 
+import hashlib
 import json
 import threading
 import time
@@ -95,13 +96,38 @@ class Store:
         except RuntimeError as error:
             raise self._broken(error) from error
 
+    def is_same(self, name: str, text: str, seconds: float, among: Sequence[int]) -> bool:
+        """Whether all processes ``among`` come with the same text within ``seconds``; all get the same answer.
+
+        One call to the service, where ``gather`` takes two or more. After a False all of them ``gather`` to find out
+        more. A process that cannot have the others' text leaves this out: they get a False.
+        """
+        # The service counts the meetings of a name, and its count differs between processes after they have differed.
+        turn = self._rounds[f"{name}: differed"]
+        meeting = f"{_ROOT}/{name}/{turn}/{hashlib.sha256(text.encode()).hexdigest()}"
+        try:
+            self.client.wait_at_barrier(meeting, max(1, round(seconds * 1000)), list(among))
+        except RuntimeError as error:
+            if not any(word in str(error) for word in ("DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "INTERNAL")):
+                raise self._broken(error) from error
+            self.differs(name)
+            return False
+        return True
+
+    def differs(self, name: str) -> None:
+        """This process has left out an ``is_same`` of this name."""
+        with self._lock:
+            self._rounds[f"{name}: differed"] += 1
+
     def gather(
-        self, name: str, text: str = "", timeout_seconds: float = TIMEOUT_SECONDS, among: Sequence[int] | None = None
-    ) -> tuple[str, ...]:
+        self, name: str, text: str = "", timeout_seconds: float = TIMEOUT_SECONDS, among: Sequence[int] | None = None,
+        waited_seconds: float = 0.0,
+    ) -> tuple[str, ...]:  # fmt: skip
         """The texts of all processes in rank order: every process calls this with its own.
 
         ``name`` says what is gathered, in words: errors show it. The same name may be used again and again; all
         processes then come the same number of times. ``among``: only these processes, this one among them.
+        ``waited_seconds``: what has passed of the limit.
 
         Raises ``ProcessError`` on every process that came, naming those that did not come within the limit; one that
         comes later gets the same error.
@@ -117,13 +143,14 @@ class Store:
         if self.rank != ranks[0]:
             self.set(f"{folder}/{self.rank}", text)
             # The first may have come late itself: it gets its whole limit, and we a little more, for its answer.
-            answer = self.wait(f"{folder}/all", timeout_seconds + min(5.0, timeout_seconds), of=ranks[0])
+            left = timeout_seconds - waited_seconds + min(5.0, timeout_seconds)
+            answer = self.wait(f"{folder}/all", left, of=ranks[0])
             if answer is None:
                 came = {int(rank) for rank in self.entries(folder) if rank.isdecimal()}
                 missing = [rank for rank in ranks if rank not in came]
                 answer = self._decide(folder, json.dumps({"missing": missing, "seconds": timeout_seconds}))
         else:
-            answer = self._decide(folder, self._collect(folder, text, timeout_seconds, ranks))
+            answer = self._decide(folder, self._collect(folder, text, timeout_seconds, ranks, waited_seconds))
             if block and not place:  # All have come here, so all have read the answers before.
                 self.delete(f"gather/{name}/{block - 1}")
         read = json.loads(answer)
@@ -176,9 +203,9 @@ class Store:
             return earlier
         return answer
 
-    def _collect(self, folder: str, text: str, timeout_seconds: float, ranks: Sequence[int]) -> str:
+    def _collect(self, folder: str, text: str, timeout_seconds: float, ranks: Sequence[int], waited: float) -> str:
         """The answer of the first of ``ranks``: all texts, or who is missing."""
-        texts, end = [text], time.monotonic() + timeout_seconds
+        texts, end = [text], time.monotonic() + timeout_seconds - waited
         for rank in ranks[1:]:
             found = self.wait(f"{folder}/{rank}", max(0.0, end - time.monotonic()), of=rank)
             if found is None:
