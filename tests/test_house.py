@@ -42,16 +42,34 @@ ROOMS: dict[str, set[str]] = {
     "cli": {"api", "flax", "report", "distributed"},
 }
 
+# The same within the planner: its sub-rooms, and the files beside them.
+PLANNER: dict[str, set[str]] = {
+    "amounts": set(),
+    "constraints": set(),
+    "pins": {"constraints"},
+    "request": {"pins"},
+    "graph": set(),
+    "costs": {"graph"},
+    "memory": {"costs", "amounts"},
+    "optimize": {"memory"},
+    "methods": {"optimize"},
+    "output": {"methods", "request"},
+    "decide": {"methods", "request"},
+    "make": {"decide", "output"},
+    "remat": {"make"},
+    "meshes": {"memory", "pins"},
+}
 
-def reachable(room: str) -> set[str]:
+
+def reachable(room: str, rooms: dict[str, set[str]] = ROOMS) -> set[str]:
     """The rooms that ``room`` may import, directly or through others."""
     found: set[str] = set()
-    queue = list(ROOMS[room])
+    queue = list(rooms[room])
     while queue:
         low = queue.pop()
         if low not in found:
             found.add(low)
-            queue += ROOMS[low]
+            queue += rooms[low]
     return found
 
 
@@ -92,6 +110,16 @@ def faults(source: str, package: tuple[str, ...], room: str) -> list[str]:
     return found
 
 
+def planner_faults(source: str, package: tuple[str, ...], room: str) -> list[str]:
+    """What ``source``, a module of the planner's ``room``, imports of the planner's other rooms against the rules."""
+    allowed = reachable(room, PLANNER) | {room}
+    return [
+        f"line {line}: {name}: planner/{room} may import {', '.join(sorted(allowed))}"
+        for line, name in imported(source, package)
+        if name.split(".")[:2] == ["sbp_jax", "planner"] and (name.split(".")[2:3] or [""])[0] not in allowed
+    ]
+
+
 def modules() -> list[Path]:
     """Every module of the package but the public face and ``__main__``."""
     return [p for p in sorted(PACKAGE.rglob("*.py")) if room_of(p) not in ("__init__", "__main__")]
@@ -101,8 +129,9 @@ def test_the_package_is_where_this_test_looks() -> None:
     assert (PACKAGE / "signature.py") in modules()
 
 
-def test_rooms_form_no_circle() -> None:
-    assert [room for room in ROOMS if room in reachable(room)] == []
+@pytest.mark.parametrize("rooms", [ROOMS, PLANNER], ids=["package", "planner"])
+def test_rooms_form_no_circle(rooms: dict[str, set[str]]) -> None:
+    assert [room for room in rooms if room in reachable(room, rooms)] == []
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -112,6 +141,10 @@ def test_module_keeps_the_house_rules(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     package = ("sbp_jax", *path.relative_to(PACKAGE).parts[:-1])
     assert faults(source, package, room) == []
+    inner = path.relative_to(PACKAGE).parts[1].removesuffix(".py") if room == "planner" else "__init__"
+    if inner != "__init__":
+        assert inner in PLANNER, f"planner/{inner} is no room of the planner: give it a place in PLANNER first"
+        assert planner_faults(source, package, inner) == []
     assert source.count("\n") <= MAX_LINES, f"{path.name} has over {MAX_LINES} lines: split it by subject"
 
 
@@ -122,7 +155,7 @@ def test_module_keeps_the_house_rules(path: Path) -> None:
         ("from .signature import Signature", "sbp_jax", "placement", 0),
         ("from . import planner", "sbp_jax", "lower", 1),
         ("from ..signature import Split", "sbp_jax.planner", "planner", 0),
-        ("from .cost import seconds", "sbp_jax.planner", "planner", 0),
+        ("from .costs.op_cost import seconds", "sbp_jax.planner", "planner", 0),
         ("def f():\n    from ..planner import solve", "sbp_jax.trace", "trace", 1),
         ("import sbp_jax.api", "sbp_jax.boxing", "boxing", 1),
         ("from sbp_jax import Split", "sbp_jax.boxing", "boxing", 1),
@@ -136,3 +169,20 @@ def test_module_keeps_the_house_rules(path: Path) -> None:
 )
 def test_faults_are_found(source: str, package: str, room: str, count: int) -> None:
     assert len(faults(source, tuple(package.split(".")), room)) == count
+
+
+@pytest.mark.parametrize(
+    ("source", "room", "count"),
+    [
+        ("from ..costs.cost_graph import Problem", "memory", 0),
+        ("from .program import solve", "optimize", 0),
+        ("from ..methods.task import Task", "optimize", 1),
+        ("from ..optimize.program import solve", "costs", 1),
+        ("from .. import make", "output", 1),
+        ("from ...planner import make_plan", "graph", 1),
+        ("def f():\n    from ..output.layers import layers", "methods", 1),
+        ("from ...trace import Op", "graph", 0),
+    ],
+)
+def test_faults_within_the_planner_are_found(source: str, room: str, count: int) -> None:
+    assert len(planner_faults(source, ("sbp_jax", "planner", room), room)) == count

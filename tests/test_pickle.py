@@ -20,7 +20,7 @@ from flax.core import freeze
 import sbp_jax as sbp
 from sbp_jax.errors import InternalError
 from sbp_jax.plan.trees import packed, unpacked
-from sbp_jax.planner.shortage import TooSmall
+from sbp_jax.planner.memory.infeasible import TooSmall
 
 MESH = sbp.placement("cpu", ranks=[[0, 1, 2, 3], [4, 5, 6, 7]], axis_names=("dp", "tp"))
 SIGNATURES = ["B, B", "S(0), B", "S(0), S(1)", "S(0), S(0)", "S(1), S(0)", "P, S(0)", "S(0), P(max)", "P(min), B"]

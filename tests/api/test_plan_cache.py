@@ -16,7 +16,7 @@ import pytest
 
 import sbp_jax as sbp
 from sbp_jax.api import function
-from sbp_jax.planner.solvers import base
+from sbp_jax.planner.methods import task as base
 
 W, X = jnp.full((16, 16), 0.1), jnp.ones((8, 16))
 

@@ -13,7 +13,7 @@ import pytest
 
 import sbp_jax as sbp
 from sbp_jax import processes
-from sbp_jax.planner.shortage import TooSmall
+from sbp_jax.planner.memory.infeasible import TooSmall
 from world import World
 
 X = np.arange(256, dtype=np.float32).reshape(16, 16) / 100

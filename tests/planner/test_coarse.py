@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.planner import fit
-from sbp_jax.planner.anatomy import Anatomy, Leaf
-from sbp_jax.planner.problem import Problem
-from sbp_jax.planner.restrict import Restriction, narrow
-from sbp_jax.planner.solvers import Task, base, coarse, ilp
-from sbp_jax.planner.solvers.family import best_of_family
+from sbp_jax.planner.costs.cost_graph import Problem
+from sbp_jax.planner.methods import Task, ilp
+from sbp_jax.planner.methods import merged_axes as coarse
+from sbp_jax.planner.methods import task as base
+from sbp_jax.planner.methods.families import best_of_family
+from sbp_jax.planner.methods.node_roles import Anatomy, Leaf
+from sbp_jax.planner.methods.restriction import Restriction, narrow
+from sbp_jax.planner.optimize import fit
 
 
 def train(w1, w2, x):

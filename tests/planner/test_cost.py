@@ -11,9 +11,9 @@ import pytest
 from jax import lax
 
 from sbp_jax.cluster import Cluster, get
-from sbp_jax.planner.cells import Cell, factor_maps, fold
-from sbp_jax.planner.cost import CostModel, _moves_memory
-from sbp_jax.planner.partials import partial_kinds
+from sbp_jax.planner.costs.op_cost import CostModel, _moves_memory
+from sbp_jax.planner.graph.clusters import Cell, factor_maps, fold
+from sbp_jax.planner.graph.partials import partial_kinds
 from sbp_jax.trace import build
 
 MESH = (2, 4)

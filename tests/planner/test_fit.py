@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from sbp_jax.errors import PlanError
-from sbp_jax.planner import fit
-from sbp_jax.planner.duals import spares
-from sbp_jax.planner.level import largest, nearest
-from sbp_jax.planner.problem import Problem
-from sbp_jax.planner.search import search
-from sbp_jax.planner.solve import solve
+from sbp_jax.planner.costs.cost_graph import Problem
+from sbp_jax.planner.optimize import fit
+from sbp_jax.planner.optimize.bounds import spares
+from sbp_jax.planner.optimize.bundle import largest, nearest
+from sbp_jax.planner.optimize.program import solve
+from sbp_jax.planner.optimize.search import search
 
 
 def random_problem(seed: int, n: int = 7) -> Problem:

@@ -11,10 +11,12 @@ import pytest
 import sbp_jax as sbp
 from sbp_jax.cli.base import blaming
 from sbp_jax.errors import InternalError
-from sbp_jax.planner import decide, lean, meshes, remat
-from sbp_jax.planner.search import Found
-from sbp_jax.planner.shortage import OutOfTime, TooSmall
-from sbp_jax.planner.solvers import Task, experts, ilp, lookup
+from sbp_jax.planner import decide, meshes
+from sbp_jax.planner.memory.infeasible import OutOfTime, TooSmall
+from sbp_jax.planner.methods import Task, experts, ilp, lookup
+from sbp_jax.planner.methods import less_memory as lean
+from sbp_jax.planner.optimize.search import Found
+from sbp_jax.planner.remat import search as remat
 
 FAULTS = [sbp.PlanError("broken"), sbp.SignatureError("broken"), ValueError("broken"), InternalError("broken")]
 faults = pytest.mark.parametrize("fault", FAULTS, ids=lambda e: type(e).__name__)

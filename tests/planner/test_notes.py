@@ -13,11 +13,12 @@ import pytest
 
 import sbp_jax as sbp
 import sbp_jax.cluster as clusters
-from sbp_jax.planner import Request, decide, meshes, remat
-from sbp_jax.planner import search as search_module
-from sbp_jax.planner.search import Found
-from sbp_jax.planner.shortage import OutOfTime, TooSmall
-from sbp_jax.planner.solvers import Task, ilp, lookup, timed
+from sbp_jax.planner import Request, decide, meshes
+from sbp_jax.planner.memory.infeasible import OutOfTime, TooSmall
+from sbp_jax.planner.methods import Task, ilp, lookup, timed
+from sbp_jax.planner.optimize import search as search_module
+from sbp_jax.planner.optimize.search import Found
+from sbp_jax.planner.remat import search as remat
 
 MESH = sbp.placement.abstract((2, 4), axis_names=("dp", "tp"), cluster="a100-80")
 LINE = sbp.placement.abstract((8,), cluster="a100-80")

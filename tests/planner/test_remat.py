@@ -11,9 +11,10 @@ import sbp_jax as sbp
 from sbp_jax import Plan
 from sbp_jax.calls import capture
 from sbp_jax.cluster import get
-from sbp_jax.planner import Request, make_plan, remat
-from sbp_jax.planner.cost import CostModel
-from sbp_jax.planner.cut import Ladder, Sizes, find_turn
+from sbp_jax.planner import Request, make_plan
+from sbp_jax.planner.costs.op_cost import CostModel
+from sbp_jax.planner.remat import search as remat
+from sbp_jax.planner.remat.min_cut import Ladder, Sizes, find_turn
 from zoo import gpt
 
 GPT = {"layers": 8, "hidden": 256, "heads": 8, "seq": 256, "vocab": 512, "batch": 64, "dropout": 0.0}

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from sbp_jax.calls import capture
-from sbp_jax.planner.cells import factor_maps
-from sbp_jax.planner.roles import Roles, roles
+from sbp_jax.planner.graph.clusters import factor_maps
+from sbp_jax.planner.graph.roles import Roles, roles
 from zoo import gpt, gpt_nnx, lstm, mlp, resnet
 
 

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from sbp_jax.planner.problem import IMPOSSIBLE, Problem
-from sbp_jax.planner.reduce import reduce
-from sbp_jax.planner.solve import solve
+from sbp_jax.planner.costs.cost_graph import IMPOSSIBLE, Problem
+from sbp_jax.planner.optimize.presolve import reduce
+from sbp_jax.planner.optimize.program import solve
 
 
 def problem(seed: int, n: int = 7, dense: float = 0.5, forbid: float = 0.0) -> Problem:

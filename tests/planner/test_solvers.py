@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.planner import solve as solve_module
-from sbp_jax.planner.duals import Closing
-from sbp_jax.planner.problem import Problem
-from sbp_jax.planner.quick import quick
-from sbp_jax.planner.reduce import Reduction, unreduced
-from sbp_jax.planner.shortage import OutOfTime
-from sbp_jax.planner.solve import improve
-from sbp_jax.planner.solvers import Task, dp, ilp, lookup
+from sbp_jax.planner.costs.cost_graph import Problem
+from sbp_jax.planner.memory.infeasible import OutOfTime
+from sbp_jax.planner.methods import Task, dp, ilp, lookup
+from sbp_jax.planner.optimize import program as solve_module
+from sbp_jax.planner.optimize.bounds import Closing
+from sbp_jax.planner.optimize.presolve import Reduction, unreduced
+from sbp_jax.planner.optimize.program import improve
+from sbp_jax.planner.optimize.sweep import quick
 from zoo import mlp, resnet
 
 

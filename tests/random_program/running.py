@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sbp_jax as sbp
-from sbp_jax.planner.shortage import TooSmall
+from sbp_jax.planner.memory.infeasible import TooSmall
 
 from .effects import Log, in_order
 from .generate import Generated, generate

@@ -10,7 +10,7 @@ import pytest
 
 import sbp_jax as sbp
 from sbp_jax.paths import folders
-from sbp_jax.planner.layers import _read
+from sbp_jax.planner.output.layers import _read
 from sbp_jax.report.layers import rows
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from sbp_jax.planner.cells import factor_maps
+from sbp_jax.planner.graph.clusters import factor_maps
 from sbp_jax.rules import lookup
 from sbp_jax.trace import Op, build
 

@@ -18,7 +18,7 @@ from ..errors import PlacementError, PlanError, ProcessError, SbpError, Signatur
 from ..placement import Placement
 from ..plan import PlanData
 from ..planner import PinError
-from ..planner.shortage import OutOfTime, TooSmall
+from ..planner.memory.infeasible import OutOfTime, TooSmall
 from ..trace import Program, canonical_text, fingerprint, user_line
 from ..trace.canonical import Canonical
 from ..trace.graph import Value

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ..cluster import Cluster, get
 from ..errors import PlanError, SbpError
 from ..plan import Lowering
-from ..planner.solvers import lookup
+from ..planner.methods import lookup
 
 # How long to search, on which hardware, and how to run: a plan does not hold them, or holds what came of them.
 _NOT_OF_THE_PLAN = {"time_limit", "gap", "effort", "cache", "lowering", "compiler_options", "cluster", "memory_limit"}
@@ -29,7 +29,8 @@ class AutoParallelConfig:
             (OneFlow's), "exhaustive" (small graphs); "data_parallel", "megatron", "zero2", "zero3": the best plan of
             that fixed strategy. Those split the batch of every argument and activation over all axes ("megatron": over
             those before the last, and features over the last); which dimension is the batch is found by following it
-            through the step (``planner/batch.py``). They need the training state donated, to know what is a parameter.
+            through the step (``planner/graph/batch.py``). They need the training state donated, to know what is a
+            parameter.
         time_limit: seconds that planning may take; then the best plan found, with its proven gap. Too short for any
             search, it gives the best of the fixed strategies, with a ``UserWarning`` and a note that say so.
             None: a quick search, of which 60 s are rarely reached (small models whose layers are not alike, short of

@@ -1,16 +1,16 @@
 """Which signature every value gets: cost model, 0-1 program, search."""
 
 from .constraints import Among as Among
-from .indivisible import compare_with_padding as compare_with_padding
 from .make import make_plan as make_plan
 from .meshes import best_of as best_of
 from .meshes import candidates as candidates
+from .methods import solvers as solvers
+from .output.indivisible import compare_with_padding as compare_with_padding
 from .pins import PinError as PinError
 from .pins import Pins as Pins
 from .pins import inner_pins as inner_pins
 from .pins import pin_allows as pin_allows
 from .pins import pin_of as pin_of
 from .pins import pin_signature as pin_signature
-from .remat import plan_to_fit as plan_to_fit
+from .remat.search import plan_to_fit as plan_to_fit
 from .request import Request as Request
-from .solvers import solvers as solvers

@@ -5,14 +5,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from .lean import leaner
-from .reduce import unreduced
+from .memory.infeasible import OutOfTime, TooSmall
+from .methods import Task, fallback, lookup
+from .methods.less_memory import leaner
+from .methods.restriction import Narrowed, narrow
+from .methods.zero_stages import zero
+from .optimize.presolve import unreduced
+from .optimize.search import Found
 from .request import Request
-from .restrict import Narrowed, narrow
-from .search import Found
-from .shortage import OutOfTime, TooSmall
-from .solvers import Task, fallback, lookup
-from .zero import zero
 
 
 @dataclass(frozen=True, slots=True)

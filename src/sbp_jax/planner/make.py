@@ -9,25 +9,25 @@ from ..errors import PlanError
 from ..plan import PlanData
 from ..signature import Signature, broadcast
 from ..trace import Program, without_collecting
-from .alternatives import force, insight
-from .anatomy import Anatomy, anatomy
-from .batch import examples
-from .cells import factor_maps, fold
-from .classes import classes
-from .cost import CostModel
+from .costs.cost_graph import assemble, costless
+from .costs.op_cost import CostModel
 from .decide import decide
-from .memory import Footprint
-from .partials import partial_kinds
+from .graph.batch import examples
+from .graph.clusters import factor_maps, fold
+from .graph.partials import partial_kinds
+from .graph.roles import roles
+from .graph.symmetry import classes
+from .memory.footprint import Footprint
+from .methods import Task
+from .methods.node_roles import Anatomy, anatomy
+from .methods.unmoved import still
+from .optimize.program import solve
+from .output.alternatives import force, insight
+from .output.plan_builder import spell_out, unmoved
+from .output.repeated import repeated
+from .output.unsplit import unsplit
 from .pins import PinError, Pins, conflict_message, narrow_to_pins
-from .problem import assemble, costless
-from .repeated import repeated
 from .request import Request
-from .roles import roles
-from .solve import solve
-from .solvers import Task
-from .spell import spell_out, unmoved
-from .still import still
-from .unsplit import unsplit
 
 # At least so many seconds may be spent on whether some of the pins can be obeyed, for an error that names the others.
 _EXPLAIN_SECONDS = 10.0

@@ -10,8 +10,8 @@ from dataclasses import replace
 from ..errors import PlanError
 from ..placement import Placement, placement
 from ..plan import PlanData
+from .memory.infeasible import TooSmall
 from .pins import PinError
-from .shortage import TooSmall
 
 _NAMES = ("dp", "tp")
 # What is minimised are the step's seconds, up to this part: the bytes held are priced beside them.

@@ -1,0 +1,327 @@
+"""What a device holds over a step, for any choice: arguments, gradients, optimizer state, activations, boxed copies.
+
+A value in memory takes its piece's bytes from where it is made to its last reader (``lives``). Where it is boxed,
+source and copy are held together at that moment: a copy smaller than its source is made at once, which frees the
+source; a larger one when it is first read. Several readers share the copy that the hub of the value stands for;
+what one of them needs beyond that is held for it alone. Arguments are held over the step, replacements of donated
+ones are written in their place; results that replace nothing are held to the end.
+
+All of it is tables by choice, or by two choices, each with where it counts: the search weighs them at any point,
+and the plan that is chosen is measured by the same tables.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...paths import named
+from ...rules.widen import Code
+from ...trace import Op, Program, Value, user_line
+from ..costs.cost_graph import Problem
+from ..costs.op_cost import CostModel
+from ..graph.clusters import Cell, Folded
+from .liveness import Life, lives
+
+
+def scratch(op: Op, device: str) -> float:
+    """What an op takes while it runs beside operands and results, in bytes of its first result.
+
+    Random bits: XLA for CPUs makes them in a loop over copies of its state (measured: 10 arrays for 2 results),
+    compilers for accelerators in one kernel. The gradient of max pooling: a padded operand and, for every
+    dimension, the position of each maximum, 4 bytes each (XLA: ``SelectAndScatterExpander``).
+    """
+    if op.name == "threefry2x32":
+        return 8.0 if device == "cpu" else 0.0
+    if op.name.startswith("select_and_scatter"):
+        out, source = op.outs[0], op.ins[0]
+        padded = math.prod(n + a + b for n, (a, b) in zip(out.shape, op.params["padding"], strict=True))
+        indices = 4.0 * len(out.shape) / out.itemsize * (padded + math.prod(source.shape))
+        return (padded + indices) / math.prod(out.shape)
+    return 0.0
+
+
+@dataclass(slots=True)
+class _Table:
+    """Bytes by the choice at ``a`` (and at ``b``, where that is not -1), from ``start`` to ``end`` of each instance.
+
+    The bytes are ``factor`` times a matrix that many tables share.
+    """
+
+    words: str
+    a: int
+    b: int
+    parts: np.ndarray
+    factor: float
+    start: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+
+
+class FootprintLike(Protocol):
+    """The bytes of any choice over the step, and a problem whose total is those of one point."""
+
+    def over_time(self, choice: Sequence[int]) -> np.ndarray:
+        """Bytes a device holds at each node."""
+        ...
+
+    def at(self, point: int) -> Problem:
+        """The same nodes and choices, with the bytes held at one point instead of seconds."""
+        ...
+
+    def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
+        """What is held at one point, in words, and its bytes."""
+        ...
+
+
+class Footprint:
+    """The bytes over the program's nodes of any choice, without spelling out its plan."""
+
+    def __init__(
+        self, problem: Problem, program: Program, folded: Folded, groups: Sequence[int], model: CostModel,
+    ) -> None:  # fmt: skip
+        self.problem, self.program, self.model = problem, program, model
+        self.n_nodes = len(program.nodes)
+        found = lives(program, folded.factors)
+        self.tables = list(_Tables(problem, program, folded, groups, model, found).run())
+        counts = [len(t.start) for t in self.tables]
+        self._table = np.repeat(np.arange(len(self.tables)), counts)
+        self._start = np.array([x for t in self.tables for x in t.start], np.int64)
+        self._end = np.array([x for t in self.tables for x in t.end], np.int64)
+
+    def sizes(self, choice: Sequence[int]) -> np.ndarray:
+        """Bytes of one instance of each table."""
+        return np.array([
+            t.factor * (t.parts[choice[t.a]] if t.b < 0 else t.parts[choice[t.a], choice[t.b]]) for t in self.tables
+        ])  # fmt: skip
+
+    def over_time(self, choice: Sequence[int]) -> np.ndarray:
+        """Bytes a device holds at each node."""
+        change = np.zeros(self.n_nodes + 1)
+        if len(self._table):
+            sizes = self.sizes(choice)[self._table]
+            np.add.at(change, self._start, sizes)
+            np.add.at(change, self._end + 1, -sizes)
+        return np.rint(np.cumsum(change[:-1]))  # bytes are whole; sums of large ones are not quite
+
+    def at(self, point: int) -> Problem:
+        """A problem whose total is the bytes held at one node instead of seconds: same nodes, same choices."""
+        base = self.problem
+        result = Problem([np.zeros(len(c)) for c in base.nodes], {}, base.n_classes, base.representative, base.count)
+        alive = self._table[(self._start <= point) & (point <= self._end)]
+        for k, n in enumerate(np.bincount(alive, minlength=len(self.tables)).tolist()):
+            t = self.tables[k]
+            if n and t.b < 0:
+                result.nodes[t.a] = result.nodes[t.a] + n * t.factor * t.parts
+            elif n:
+                result.connect(t.a, t.b, n * t.factor * t.parts)
+        return result
+
+    def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
+        """What is held at one node, in words, and its bytes."""
+        made = {v.id: op for op in self.program.nodes for v in op.outs}
+        sizes = self.sizes(choice)
+        found = []
+        for size, t in zip(sizes.tolist(), self.tables, strict=True):
+            for v, start, end in zip(t.values, t.start, t.end, strict=True) if size else ():
+                if start <= point <= end:
+                    op = made[v.id]
+                    line = user_line(op.info)
+                    words = (
+                        named(op.label, self.program.argument_names)
+                        or f"{op.name.removeprefix('sbp.')} {v.dtype}{f' [{line}]' if line else ''}"
+                    )
+                    found.append((f"{t.words}{words}", size))
+        return found
+
+
+# What of a value, its class, which of the values there, and the other end: its class or hub, which operand.
+_Key = tuple[Any, ...]
+
+
+class _Tables:
+    """Builds the tables; equal ones, of values that share their decisions, are one."""
+
+    def __init__(
+        self, problem: Problem, program: Program, folded: Folded, groups: Sequence[int], model: CostModel,
+        found: dict[int, Life],
+    ) -> None:  # fmt: skip
+        self.problem, self.program, self.folded, self.groups = problem, program, folded, groups
+        self.model, self.lives = model, found
+        self.hub_of = {key: hub for hub, key in problem.hub_source.items()}
+        self.tables: dict[_Key, _Table | None] = {}
+        self.codes: dict[object, tuple[Code, ...]] = {}
+        self.shares: dict[object, np.ndarray] = {}
+        self.pairs: dict[object, dict[str, np.ndarray]] = {}
+        self.program_end = len(program.nodes)
+        self.readers: dict[int, list[tuple[int, int, int]]] = {}
+        for cell in folded.cells:
+            for position, v in enumerate(cell.ins):
+                self.readers.setdefault(v.id, []).append((groups[cell.index], position, cell.index))
+
+    def run(self) -> Iterator[_Table]:
+        """Every table that is not zero everywhere."""
+        for cell in self.folded.cells:
+            group = self.groups[cell.index]
+            leaving = set()
+            for k, v in enumerate(cell.outs):
+                leaving.add(v.id)
+                if v.shape:
+                    self._result(cell, group, k, v)
+            if cell.root is not None:
+                inner = [v for op in cell.ops for v in op.outs]
+                for k, v in enumerate(inner):
+                    life = self.lives[v.id]
+                    if v.id not in leaving and v.shape and not life.named and life.kept >= life.made:
+                        self._add(("inside", group, k), group, -1, life.made, life.kept, v)
+        yield from (t for t in self.tables.values() if t is not None)
+
+    def _add(self, key: _Key, a: int, b: int, start: int, end: int, v: Value) -> None:
+        """One more instance of a table, which is computed the first time."""
+        if end < start:
+            return
+        if key not in self.tables:
+            self.tables[key] = self._make(key, v, a, b)
+        table = self.tables[key]
+        if table is not None:
+            table.start.append(start)
+            table.end.append(end)
+            table.values.append(v)
+
+    def _result(self, cell: Cell, group: int, k: int, v: Value) -> None:
+        life = self.lives[v.id]
+        made, whole, first, last, kept = life.made, life.whole, max(life.first, life.whole), life.last, life.kept
+        if k == 0 and cell.root is None and scratch(cell.ops[0], self.model.cluster.device.name):
+            self._add(("scratch", group, k), group, -1, made, made, v)
+        readers = self.readers.get(v.id, ())
+        hub = self.hub_of.get((group, k))
+        if not readers or (hub is None and group == readers[0][0]):
+            if not (life.named or life.home):
+                self._add(("own", group, k), group, -1, made, kept, v)
+            return
+        other, position = (hub, -1) if hub is not None else readers[0][:2]
+        where = (group, k, other, position)
+        renamed = [r for r in readers if self.folded.cells[r[2]].ops[0].name == "sbp.barrier"]
+        if hub is not None and 0 < len(renamed) < len(
+            readers
+        ):  # what reads it by another name boxes that, and shares no copy
+            readers = [r for r in readers if r not in renamed]
+            last = max(self._times(life, index)[1] for _, _, index in readers)
+            for reader, at, index in renamed:
+                for what in ("smaller", "larger"):
+                    self._add((what, group, k, reader, at), group, reader, last + 1, self._times(life, index)[1], v)
+        if life.resident:
+            self._add(("own", group, k), group, -1, made, kept, v)
+            self._add(("smaller", *where), group, other, first, last, v)
+            self._add(("larger", *where), group, other, first, last, v)
+        else:
+            if not (life.named or life.home):
+                self._add(("same", *where), group, other, made, kept, v)
+            if not life.named:
+                self._add(("source of smaller", *where), group, other, made, whole, v)
+                self._add(("source of larger", *where), group, other, made, first, v)
+            if not life.home:
+                self._add(("smaller", *where), group, other, whole, last, v)
+                self._add(("larger", *where), group, other, first, last, v)
+        if hub is not None:
+            self._more(group, k, hub, v, life, readers)
+
+    def _times(self, life: Life, cell: int) -> tuple[int, int]:
+        """The first and last time that a cell reads a value."""
+        times = [life.reads[op.index] for op in self.folded.cells[cell].ops if op.index in life.reads]
+        return min(a for a, _ in times), max(b for _, b in times)
+
+    def _more(
+        self, group: int, k: int, hub: int, v: Value, life: Life, readers: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """Copies beyond the hub's. Readers that want the same one share it, so each adds the time after the last."""
+        found = []
+        for reader, at, index in readers:
+            start, until = self._times(life, index)
+            found.append((until, start, reader, at))
+        before = self.program_end
+        for until, t, reader, at in sorted(found):
+            start = max(min(t, before + 1), life.whole)
+            self._add(("more", group, k, reader, at, hub), hub, reader, start, until, v)
+            before = until if before == self.program_end else max(before, until)
+
+    def _make(self, key: _Key, v: Value, a: int, b: int) -> _Table | None:
+        """The table that a key stands for; None where it is zero everywhere."""
+        what, k = key[0], key[2]
+        cell = self.problem.representative[key[1]]
+        factor = float(v.size_bytes)
+        if what == "inside":
+            inner = [x for op in cell.ops for x in op.outs][k]
+            of = np.array([self.model.share(v.shape, cell.follow(s.ins[0])(inner) or ()) for s in cell.strategies])
+            return _Table("", a, b, of, factor)
+        made = self._codes((id(cell.strategies), "out", k), lambda: [s.outs[k] for s in cell.strategies])
+        if what in ("own", "scratch"):
+            if what == "scratch":
+                factor *= scratch(cell.ops[0], self.model.cluster.device.name)
+            return _Table("scratch of " if what == "scratch" else "", a, b, self._shares(v.shape, made), factor)
+        other, position = key[3], key[4]
+        if what == "more":
+            made = self.problem.codes[key[5]]
+        if position < 0:
+            codes = self.problem.codes[other]
+        else:
+            ways = self.problem.representative[other].strategies
+            codes = self._codes((id(ways), "in", position), lambda: [s.ins[position] for s in ways])
+        of = self._pairs(v.shape, made, codes).get(what)
+        hub = key[5] if what == "more" else other
+        if of is not None and hub in self.problem.sets:  # a choice of the hub's is several signatures held at once
+            sets = self.problem.sets[hub]
+            beyond = what == "more"
+            of = np.stack([of[list(x)].min(axis=0) for x in sets]) if beyond else self.problem.by_choice(hub, of)
+        words = "boxed copies of " if what in ("smaller", "larger", "more") else ""
+        return None if of is None else _Table(words, a, b, of, factor)
+
+    def _codes(self, key: object, make: Callable[[], list[Code]]) -> tuple[Code, ...]:
+        found = self.codes.get(key)
+        if found is None:
+            found = make()
+            found = self.codes[key] = self.codes.setdefault(tuple(found), tuple(found))
+        return found
+
+    def _padded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What parts of a value depend on besides codes: its shape, where pieces may be padded."""
+        return shape if self.model.uneven else ()
+
+    def _shares(self, shape: tuple[int, ...], codes: tuple[Code, ...]) -> np.ndarray:
+        """The parts of a value that a device holds, by code."""
+        key = self._padded(shape), codes
+        found = self.shares.get(key)
+        if found is None:
+            found = self.shares[key] = np.array([self.model.share(shape, c) for c in codes])
+        return found
+
+    def _pairs(self, shape: tuple[int, ...], made: tuple[Code, ...], codes: tuple[Code, ...]) -> dict[str, np.ndarray]:
+        """By what is held: the parts, for a value made and boxed in any two of these codes. Not those all zero."""
+        key = self._padded(shape), made, codes
+        found = self.pairs.get(key)
+        if found is None:
+            number: dict[Code, int] = {}
+            left = np.array([number.setdefault(c, len(number)) for c in made])[:, None]
+            right = np.array([number.setdefault(c, len(number)) for c in codes])[None, :]
+            own, copy = self._shares(shape, made)[:, None], self._shares(shape, codes)[None, :]
+            same = left == right
+            smaller, larger = ~same & (copy <= own), ~same & (copy > own)
+            every = {
+                "same": same * own, "source of smaller": smaller * own, "source of larger": larger * own,
+                "smaller": smaller * copy, "larger": larger * copy, "more": ~same * copy,
+            }  # fmt: skip
+            found = self.pairs[key] = {what: m for what, m in every.items() if m.any()}
+        return found
+
+
+def penalised(problem: Problem, weights: Sequence[tuple[float, Problem]]) -> Problem:
+    """Seconds plus weighted bytes."""
+    total = replace(problem, nodes=[c.copy() for c in problem.nodes], edges=dict(problem.edges))
+    for price, bytes_at in weights:
+        if price:
+            total.nodes = [a + price * b for a, b in zip(total.nodes, bytes_at.nodes, strict=True)]
+            for (a, b), m in bytes_at.edges.items():
+                total.connect(a, b, price * m)
+    return total

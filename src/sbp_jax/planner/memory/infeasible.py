@@ -1,0 +1,44 @@
+"""What to say when no plan fits: by how much, what holds most of the memory, what would help."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import PlanError
+from ...paths import fold, starred
+from .footprint import FootprintLike
+
+
+class TooSmall(PlanError):
+    """No plan was found within a memory limit; ``smallest_bytes`` is the least that one was found for."""
+
+    def __init__(self, message: str, smallest_bytes: float) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.smallest_bytes)
+
+
+class OutOfTime(TooSmall):
+    """The time was up before a plan was found within a memory limit: there may be one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Values of one kind, alive at one moment: how many, their bytes on a device, in words what they are."""
+
+    words: str
+    count: int
+    bytes: float
+
+
+def holdings(footprint: FootprintLike, choice: Sequence[int], point: int) -> list[Holding]:
+    """What is held at a node, largest first; equal arguments and lines of different layers are one."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for words, size in footprint.held(choice, point):
+        found.setdefault(starred(words), []).append((words, size))
+    return sorted(
+        (Holding(", ".join(fold(w for w, _ in some)), len(some), sum(s for _, s in some)) for some in found.values()),
+        key=lambda h: -h.bytes,
+    )

@@ -1,0 +1,247 @@
+"""When each value takes memory, whatever its signature: made, first read, last read, by position among the nodes.
+
+XLA materialises few of a program's values. An element-wise op is computed inside the kernels that read it, again in
+each of them where it is cheap (``InstructionFusion``): then it takes no memory, and what it reads is held to the
+last of those kernels instead. A matrix product's operand that is cheap is made for each product anew, each wants it
+in a layout of its own (measured on GPT: queries, keys and values are transposed once for the forward products and
+again for the backward ones). Exponentials, roots and the like with several readers are computed once and kept.
+What a matrix product, a collective, a loop or the caller reads is always in memory. A reshape is another name for
+its operand's buffer. An element-wise kernel writes over an operand that dies in it. What a loop reads is held
+through the loop; a loop's carry is one buffer from its initial value to its final one.
+
+``graph/fusion.py`` asks another question, what moves through memory: what is element-wise is one answer for both. A
+value may be read by several kernels of one of its passes, so what is written there need not be what is held here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...rules import Factors
+from ...trace import Graph, Op, Program, Value
+from ..graph.fusion import pointwise
+
+# Computed again by every reader. Everything else with several readers is computed once (XLA: ``IsExpensive``).
+_CHEAP = frozenset("""
+    abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
+    dynamic_slice eq expand_dims floor ge gt iota is_finite le lt max min mul ne neg not one_minus_square or pad
+    reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice square
+    squeeze sub transpose xor stop_gradient real imag integer_pow sbp.pin sbp.unstack
+""".split())  # fmt: skip
+# Data moved but not computed: fused like element-wise ops.
+_MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice iota pad rev slice transpose copy".split())
+# Other names for their operand's buffer.
+_ALIASES = frozenset("""
+    reshape squeeze expand_dims stop_gradient copy_p optimization_barrier sbp.pin sbp.barrier sbp.enter
+""".split())  # fmt: skip
+# Written over their first operand where it dies there.
+_IN_PLACE = frozenset(
+    "dynamic_update_slice scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split()
+)
+# Kernels of their own that compute what they read, where nothing else reads it.
+_COMPUTES = ("reduce_", "gather")
+# Boundaries that hand on what they read.
+_REPEATED = frozenset(("sbp.unstack", "sbp.barrier", "sbp.enter"))
+# Element-wise by their rule, but long: never computed again.
+_LONG = frozenset(("threefry2x32", "erf_inv", "digamma", "lgamma", "igamma"))
+
+
+@dataclass(slots=True)
+class Life:
+    """One value. ``made``, ``first`` and ``last`` are positions of nodes; ``last`` counts readers that compute it
+    again as well, ``kept`` those that read it from memory: less than ``made`` where none does. ``whole``: when all of
+    it is there, for a loop's stack the loop's end.
+
+    ``named``: another name of its operand's buffer. ``resident``: an argument, held over the whole step. ``home``: it
+    replaces a donated argument, in whose buffer it is written. ``reads``: first and last time by reading node.
+    """
+
+    value: Value
+    made: int
+    whole: int
+    first: int
+    last: int
+    kept: int
+    named: bool = False
+    resident: bool = False
+    home: bool = False
+    reads: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+def lives(program: Program, factors: Sequence[Factors]) -> dict[int, Life]:
+    """By value id."""
+    return _Walk(program, factors).run()
+
+
+class _Walk:
+    """One pass over the nodes, last to first: when readers are known, so is what they read."""
+
+    def __init__(self, program: Program, factors: Sequence[Factors]) -> None:
+        self.program = program
+        self.end = len(program.nodes) - 1
+        nodes = program.nodes
+        self.alias = [op.name in _ALIASES for op in nodes]
+        self.cheap = [op.name in _CHEAP for op in nodes]
+        self.fusible = [
+            op.primitive is not None and op.name not in _LONG and (yes or alias or op.name in _MOVES)
+            for op, yes, alias in zip(nodes, pointwise(program, factors), self.alias, strict=True)
+        ]
+        self.spans: dict[int, tuple[int, int]] = {}
+        self._span(program.graph)
+        self.readers = program.consumers()
+        self.homes = {program.output_ops[o].index for _, o in program.donated}
+        # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
+        self.when: list[int] = []
+        self.when = self._schedule()
+        self.latest = list(self.when)
+        self.earliest = list(self.when)
+        self.repeats = [False] * (self.end + 1)
+        self.again = [-1] * (self.end + 1)  # the last kernel that computes it again
+        self.claimed: set[int] = set()
+        self.found: dict[int, Life] = {}
+
+    def _schedule(self) -> list[int]:
+        """In program order, but updates in place of donated arguments as soon as they can: they free what they read.
+
+        (XLA's list scheduler takes first what frees most.)
+        """
+        nodes, n = self.program.nodes, self.end + 1
+        updates = [False] * n
+        for k in range(n - 1, -1, -1):
+            if self.fusible[k] and k not in self.spans and nodes[k].outs:
+                users = [u.index for v in nodes[k].outs for u, _ in self.readers.get(v.id, ())]
+                updates[k] = bool(users) and all([u in self.homes or updates[u] for u in users])
+        self.when = when = list(range(n))
+        reads = self.program.reads()
+        ready: dict[int, int] = {}
+        for k, op in enumerate(nodes):
+            if updates[k]:
+                when[k] = max([ready.get(i, 0) for i in reads[k]], default=k)
+            for result, v in enumerate(op.outs):
+                ready[v.id] = max(when[k], self._whole(op, result))
+        for op in self.program.input_ops:
+            when[op.index] = op.index
+        return when
+
+    def _span(self, graph: Graph) -> tuple[int, int]:
+        low, high = self.end, 0
+        for op in graph.ops:
+            if isinstance(op, Op):
+                low, high = min(low, op.index), max(high, op.index)
+                continue
+            inner = [self._span(body) for body in op.bodies]
+            links = [link.index for link in op.links]
+            first, final = min(links), max([*links, *(b for _, b in inner)])
+            for link in op.links:
+                self.spans[link.index] = (first, final)
+            low, high = min(low, first), max(high, final)
+        return low, high
+
+    def run(self) -> dict[int, Life]:
+        """Every value's life."""
+        program = self.program
+        # Bodies come after the ops at their boundary, so only those are read out of order; their times are fixed.
+        for op in reversed(program.nodes):
+            for k, v in enumerate(op.outs):
+                self.found[v.id] = self._life(op, k, v, self.readers.get(v.id, ()))
+            if op.outs:
+                self._when_computed(op)
+        last = self.end
+        for op in program.input_ops:
+            life = self.found[op.outs[0].id]
+            life.made, life.whole, life.kept, life.last, life.resident = 0, 0, last, max(life.last, life.first), True
+        return self.found
+
+    def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Life:
+        at = op.index
+        start = self._made(op, k)
+        alone = len(readers) == 1
+        found = [self._read(user, position, start, alone) for user, position in readers]
+        named = self.alias[at]
+        repeats = (self.fusible[at] and (alone or self.cheap[at])) or op.name in _REPEATED
+        if repeats and not named and not all([fuses for _, _, fuses, _ in found]) and self._widens(op):
+            repeats = False
+        first, last, kept, home = self.end + 1, start, start - 1, False
+        if not readers or not repeats:
+            kept = start
+        reads: dict[int, tuple[int, int]] = {}
+        for (t, until, fuses, by_name), (user, _) in zip(found, readers, strict=True):
+            reads[user.index] = t, until
+            first = t if t < first else first
+            last = until if until > last else last
+            if repeats and (user.primitive is not None or by_name is not None):
+                self.again[at] = max(self.again[at], self.again[user.index] if by_name is not None else until)
+            if by_name is not None:
+                home = home or by_name.home
+                if user.name == "sbp.barrier":
+                    kept = max(kept, until)
+                elif by_name.kept >= by_name.made:
+                    kept = max(kept, by_name.kept)
+            if until > kept and not (fuses and repeats):
+                kept = until
+            home = home or user.index in self.homes
+        self.repeats[at] = repeats
+        if not named and kept == last and kept > start and self._overwritten(v, kept):
+            kept = last = kept - 1
+        return Life(v, start, self._whole(op, k), min(first, self.end), last, kept, named, home=home, reads=reads)
+
+    def _widens(self, op: Op) -> bool:
+        """Whether computing an op again reads more than its result: two operands as large as that, or more."""
+        shape = op.outs[0].shape
+        return sum(isinstance(x, Value) and x.shape == shape for x in op.ins) > 1
+
+    def _made(self, op: Op, k: int) -> int:
+        if op.index not in self.spans:
+            return self.when[op.index]
+        first, final = self.spans[op.index]
+        if op.name == "sbp.carry":
+            return final if k == 1 else first
+        return final if op.name == "sbp.join" else first if op.name == "sbp.stack" else op.index
+
+    def _whole(self, op: Op, k: int) -> int:
+        return self.spans[op.index][1] if op.name == "sbp.stack" else self._made(op, k)
+
+    def _read(
+        self, user: Op, position: int, start: int, alone: bool
+    ) -> tuple[int, int, bool, Life | None]:  # fmt: skip
+        """First and last time that ``user`` reads ``v``; whether it can compute it itself; the name it gives it."""
+        at = user.index
+        if at in self.spans and user.name != "sbp.barrier":
+            begin, final = self.spans[at]
+            if user.name == "sbp.carry":
+                return (begin - 1, begin - 1, False, None) if position == 0 else (final, final - 1, False, None)
+            if user.name == "sbp.stack":
+                return start, start, True, None
+            return begin, final, False, None
+        if self.alias[at] and user.outs and position == 0:
+            # Nothing is fused across a barrier.
+            return self.earliest[at], self.latest[at], user.name != "sbp.barrier", self.found[user.outs[0].id]
+        if self.fusible[at]:
+            return self.earliest[at], self.latest[at], True, None
+        when = self.when[at]
+        return when, when, alone and user.name.startswith(_COMPUTES), None
+
+    def _when_computed(self, op: Op) -> None:
+        """The kernels in which an op runs: its own where a result is kept, those of its readers else."""
+        if not self.repeats[op.index] or (op.index in self.spans and op.name != "sbp.barrier"):
+            return
+        life = self.found[op.outs[0].id]
+        when = self.when[op.index]
+        if self.alias[op.index]:
+            self.latest[op.index] = max(life.last, when)
+        else:
+            self.latest[op.index] = max(self.again[op.index], when if life.kept >= life.made else -1)
+            if self.latest[op.index] < 0:
+                self.latest[op.index] = when
+        self.earliest[op.index] = when if life.kept >= life.made else max(when, life.first)
+
+    def _overwritten(self, v: Value, at: int) -> bool:
+        """Whether the kernel in which a value dies writes its result over it."""
+        op = self.program.nodes[at]
+        if at in self.claimed or not op.outs or op.index in self.spans:
+            return False
+        result = op.outs[0]
+        same = result.shape == v.shape and result.itemsize == v.itemsize
+        if not same or not (self.fusible[at] or op.name in _IN_PLACE):
+            return False
+        self.claimed.add(at)
+        return True

@@ -1,0 +1,107 @@
+"""Fixed strategies, and larger families around them: what a search falls back on where there is no time for it, and
+must not be above.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+
+from ..costs.cost_graph import IMPOSSIBLE
+from ..memory.infeasible import TooSmall
+from ..optimize.search import Found
+from ..optimize.sweep import quick
+from . import data_parallel, megatron, zero2, zero3
+from . import merged_axes as coarse
+from .families import best_of_family
+from .restriction import Restriction
+from .task import Task
+
+# Those that hold least first: the likeliest to fit.
+_FAMILIES = {
+    "split_state": zero3.wide,
+    "whole_state": data_parallel.wide,
+    "whole_but_last": megatron.wide,
+    "split_optimizer": zero2.wide,
+}
+# Each is a part of the family at the same place: the same wishes for the state, and all activations follow the batch.
+_STRATEGIES = {
+    "zero3": zero3.restriction,
+    "data_parallel": data_parallel.restriction,
+    "megatron": megatron.restriction,
+    "zero2": zero2.restriction,
+}
+_WORDS = {
+    "split_state": "plans that split parameters and optimizer state along every axis",
+    "whole_state": "plans that keep the state whole and split the data",
+    "whole_but_last": "plans that split parameters along the last axis and the data along the others",
+    "split_optimizer": "plans that split optimizer state and gradients along every axis",
+}
+# A family may take so many times its share of the time that is left.
+_SHARE = 1.5
+# The smallest family may take so many times as long as others: what comes after begins with its plan.
+_PATIENT = 10.0
+
+
+def cheapest(task: Task, tried: Collection[str] = ()) -> tuple[str, Found] | None:
+    """The best of the fixed strategies, and of plans that treat axes as one, that takes less than ``task.below``
+    seconds; and what to call it. None if there is none. ``tried``: those to leave out.
+    """
+    start, best = time.monotonic(), None
+    families = {words: rule for words, rule in _families(task).items() if words not in tried}
+    for k, (words, rule) in enumerate(families.items()):
+        left = None if task.time_limit is None else task.time_limit - (time.monotonic() - start)
+        if left is not None and left <= 0:
+            break
+        if left is not None:
+            left *= min(1.0, _SHARE / (len(families) - k))
+        alone = replace(task, notes=[], time_limit=left)
+        try:
+            found = best_of_family(alone, rule(alone))
+        except TooSmall:  # no plan of this family was found that fits
+            continue
+        if found is not None and found.seconds < task.below:
+            task, best = replace(task, below=found.seconds), (words, found)
+    return best
+
+
+def coarsest(task: Task) -> dict[str, Found | None]:
+    """The best plan found that treats all axes as one, by what to call it; nothing where there is one axis."""
+    for words, rule in _merged(task).items():
+        # With a finite ``below`` a search that finds no plan ends there, and does not look for the smallest limit.
+        alone = replace(task, notes=[], below=min(task.below, IMPOSSIBLE), patience=_PATIENT)
+        try:
+            return {words: best_of_family(alone, rule(alone))}
+        except TooSmall:
+            return {words: None}
+    return {}
+
+
+def _merged(task: Task) -> dict[str, Callable[[Task], Restriction]]:
+    found: dict[str, Callable[[Task], Restriction]] = {}
+    for axes in coarse.merged_axes(task.anatomy.axis_sizes):
+        numbers = " and ".join(map(str, axes))
+        found[f"plans that split along axes {numbers} of the mesh alike"] = partial(coarse.restriction, axes=axes)
+    return found
+
+
+def _families(task: Task) -> dict[str, Callable[[Task], Restriction]]:
+    """By what to call them. Axes as one first: those are the larger families."""
+    found = _merged(task)
+    if task.anatomy.known:
+        found |= {_WORDS[name]: rule for name, rule in _FAMILIES.items()}
+    return found
+
+
+def fallback(task: Task) -> tuple[str, Found] | None:
+    """The best of the fixed strategies, each found in one sweep, and its name; None where none is possible or fits.
+
+    Where the roles of the arguments are not known, one sweep over all plans takes their place.
+    """
+    found: dict[str, Found | None] = {"sweep": quick(task.problem, task.footprint, task.limit_bytes)}
+    if task.anatomy.known:
+        alone = replace(task, notes=[])
+        rules = _STRATEGIES | _FAMILIES
+        found |= {name: best_of_family(alone, rule(alone), exact=False) for name, rule in rules.items()}
+    possible = {name: one for name, one in found.items() if one is not None}
+    return min(possible.items(), key=lambda item: item[1].seconds, default=None)

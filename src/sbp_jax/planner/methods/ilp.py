@@ -1,0 +1,98 @@
+"""Exact: reductions, then a 0-1 program (``optimize/program.py``); a memory limit by prices (``optimize/fit.py``).
+
+Where a limit leaves a gap open in the time there is, a fixed strategy's plan, or one that treats mesh axes as one, may
+be the better: then it is the answer.
+"""
+
+import time
+from dataclasses import replace
+
+from ..costs.cost_graph import Problem
+from ..memory.infeasible import OutOfTime
+from ..optimize.search import Found
+from .experts import cheapest, coarsest
+from .task import Task, register
+from .timed import timed_search
+
+# A gap of less is as good as none; with so many pairs of choices, where families take seconds, one of less than that.
+_OPEN = 1e-3
+_MANY = 200_000
+_OPEN_IF_MANY = 0.01
+# With so many cells a class layers are planned as one. They change all at once, which leaves gaps in every family.
+_SHARED = 2.0
+_OPEN_IF_SHARED = 0.03
+# Beyond so many pairs of choices a search begins with a plan of the smallest family, in this part of the time limit.
+_LATE = 1_000_000
+_FOR_A_START = 0.25
+
+
+@register("ilp")
+def ilp(task: Task) -> Found | None:
+    """The cheapest plan, proven; past the time limit the best one seen."""
+    start = time.monotonic()
+    if not task.thorough and _is_hopeless(task):
+        task = replace(task, time_limit=None)  # the answer is the smallest limit that works: that takes what it takes
+    first: dict[str, Found | None] = {}
+
+    def find_start() -> tuple[int, ...] | None:
+        """A plan of the smallest family: among so many choices a search finds its first one late."""
+        if task.problem.pairs <= _LATE or _is_shared(task.problem):
+            return None
+        limit = None if task.time_limit is None else _FOR_A_START * task.time_limit
+        first.update(coarsest(replace(task, thorough=False, time_limit=limit)))
+        return known()
+
+    def known() -> tuple[int, ...] | None:
+        return next((f.solution.choice for f in first.values() if f), None)
+
+    try:
+        found = timed_search(replace(task, find_start=find_start))
+    except OutOfTime:
+        if task.thorough:
+            raise
+        # None was found in time, and the time was not the user's: a strategy's plan late is better than none.
+        late = cheapest(replace(task, time_limit=None))
+        if late is None:
+            raise
+        task.notes.append(_told(late[0], memory_is_short=True))
+        return late[1]
+    if found is None or task.limit_bytes is None or (found.solution.timed_out and task.thorough):
+        return found
+    if found.seconds - found.bound <= max(_open_at(task.problem), task.gap) * found.seconds:
+        return found
+    left = task.time_limit
+    if left is not None and task.thorough:  # else a search that used all its time up leaves the families as much
+        left -= time.monotonic() - start
+    better = cheapest(replace(task, below=found.seconds, time_limit=left, find_start=known), tried=first)
+    if better is None:
+        same = [words for words, f in first.items() if f and f.seconds <= found.seconds]
+        task.notes.extend(_told(words, found.memory_is_short) for words in same)
+        return found
+    name, expert = better
+    task.notes.append(_told(name, found.memory_is_short))
+    solution = replace(expert.solution, bound=found.solution.bound)
+    return replace(found, solution=solution, seconds=expert.seconds, bound=min(found.bound, expert.seconds))
+
+
+def _open_at(problem: Problem) -> float:
+    """The relative gap from which on families are searched too."""
+    if _is_shared(problem):
+        return _OPEN_IF_SHARED
+    return _OPEN_IF_MANY if problem.pairs > _MANY else _OPEN
+
+
+def _is_shared(problem: Problem) -> bool:
+    return sum(problem.count) > _SHARED * problem.n_classes
+
+
+def _is_hopeless(task: Task) -> bool:
+    """Whether every plan holds too much: by each node's and edge's least, where the cheapest nodes peak."""
+    if task.limit_bytes is None:
+        return False
+    point = int(task.footprint.over_time([int(c.argmin()) for c in task.problem.nodes]).argmax())
+    held = task.footprint.at(point)
+    return sum(c.min() for c in held.nodes) + sum(m.min() for m in held.edges.values()) > task.limit_bytes
+
+
+def _told(name: str, memory_is_short: bool) -> str:
+    return f"the cheapest plan found{' that fits' if memory_is_short else ''} is of the family of {name}"

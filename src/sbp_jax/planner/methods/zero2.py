@@ -1,0 +1,38 @@
+"""ZeRO-2: data parallelism with optimizer state and gradients split over all axes; parameters are whole.
+
+Rajbhandari et al., "ZeRO", SC 2020.
+"""
+
+from ..optimize.search import Found
+from .families import best_of_family, family, split_batch, split_data
+from .restriction import Restriction, whole
+from .task import Task, register
+from .zero_stages import split_kept
+
+
+def restriction(task: Task) -> Restriction:
+    """All that counts examples split on the batch dimension; optimizer state and gradients split along every axis
+    that divides them."""
+    r = family(task, "zero2")
+    axes = range(len(r.anatomy.axis_sizes))
+    constant = [x for x in r.anatomy.buffers if x.batch is None]
+    r.wish((*constant, *r.anatomy.parameters), whole(r.anatomy.axis_sizes, axes), "whole")
+    split_kept(r, 2, axes)
+    split_batch(r, axes, state_whole=False)
+    return r
+
+
+def wide(task: Task) -> Restriction:
+    """Data split on one dim; optimizer state and gradients split along every axis that divides them."""
+    r = family(task, "zero2")
+    axes = range(len(r.anatomy.axis_sizes))
+    r.wish((*r.anatomy.buffers, *r.anatomy.parameters), whole(r.anatomy.axis_sizes, axes), "whole")
+    split_kept(r, 2, axes)
+    split_data(r, axes)
+    return r
+
+
+@register("zero2")
+def zero2(task: Task) -> Found | None:
+    """The best plan that splits the batch, optimizer state and gradients."""
+    return best_of_family(task, restriction(task))

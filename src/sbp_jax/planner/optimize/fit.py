@@ -1,0 +1,337 @@
+"""Bringing a plan within a memory limit: prices for bytes, plans combined, then limits as rows of the 0-1 program.
+
+Memory is a constraint at every point of the step. The points where plans overflow get a price for each byte
+(Lagrange multipliers: Geoffrion, Math. Prog. Study 2, 1974), chosen by ``bundle.py``. The optimum under prices, less
+the prices of what is allowed, is a proven lower bound for every plan that fits. What fits is found among the choices
+that the last plans made, mixed node by node (a small program, solved exactly; in the spirit of RINS: Danna, Rothberg
+and Le Pape, Math. Prog. 102, 2005). What is left open between the two, the program with a row for each point closes,
+without the choices that the prices prove to be too expensive.
+"""
+
+import bisect
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..costs.cost_graph import Problem, sliced
+from ..memory.footprint import FootprintLike, penalised
+from ..memory.infeasible import TooSmall
+from .bounds import spares
+from .bundle import largest, nearest
+from .program import Solution, solve, solve_within
+from .smallest_limit import Least, Smallest, too_small
+
+# A plan that fits, to begin with; None: none is known.
+FindStart = Callable[[], Sequence[int] | None]
+
+_ROUNDS = 40
+_LEVEL = 0.5
+# The level is looked for no higher than this times the bound: far plans promise much and hold nothing.
+_PROMISE = 1.2
+# Prices are at most so many times the step's seconds for the whole limit.
+_CAP = 100.0
+_OVER = 1.5
+# Rounds end at this gap, or when a plan's bound can grow by no more than this.
+_ROUND_GAP = 1e-3
+# Beyond so many pairs of choices a round solves the linear relaxation only: it is a step, not a result.
+_FEW_PAIRS = 2_000
+# Of the processor, not the clock: what is found does not hang on what else a machine does. A thorough search takes half
+# of its time limit instead.
+_SECONDS = 1.5
+# So many times as long while the gap is more than this, or for so many rounds like the longest.
+_LONGER = 4.0
+_AT_LEAST = 4.0
+_FINE = 0.03
+# After half of the time a round that closes less than this part of the gap is the last.
+_WORTH = 0.05
+_RELAXED_SECONDS = 4.0
+# What every plan holds where the cheapest overflows.
+_LEAST_SECONDS = 2.0
+# How many of the last plans are combined, how expensive they may be by the bound, and for how long.
+_COMBINED = 2
+_NEAR = 3.0
+_COMBINE_SECONDS = 1.0
+# What is left open is closed, as far as some seconds do (all that are left, if thorough), where so few pairs of choices
+# are left; else the best plan is looked for among the best few. Beyond so many pairs of choices a fine gap is let be.
+_MOST_PAIRS = 200_000
+_MOST_LEFT = 50_000
+_BEST_FEW = 20_000
+# What is not thorough ends by this part of the time limit: others may be waiting.
+_IN_ALL = 0.7
+_EXACT_SECONDS = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    choice: tuple[int, ...]
+    seconds: float
+    memory: np.ndarray
+
+    @property
+    def peak(self) -> float:
+        return float(self.memory.max(initial=0.0))
+
+
+@dataclass(slots=True)
+class Fitting:
+    """The search for the cheapest plan within ``limit`` bytes a device; ``free`` is the cheapest without one.
+
+    It ends after a few seconds with a gap that is proven, or goes on to the time limit or no gap, if ``thorough``;
+    and when it is proven that nothing that fits takes less than ``below`` seconds. ``patience`` multiplies what it
+    takes where it is not thorough. ``find_start``, asked once some plan may fit: one that does, to begin with.
+    """
+
+    problem: Problem
+    footprint: FootprintLike
+    limit: float
+    free: Solution
+    gap: float
+    time_limit: float | None
+    progress: Callable[[str], None]
+    thorough: bool = False
+    below: float = math.inf
+    patience: float = 1.0
+    find_start: FindStart | None = None
+    bound: float = 0.0
+    best: _Seen | None = None
+    plans: list[_Seen] = field(default_factory=list)
+    points: list[int] = field(default_factory=list)
+    prices: dict[int, float] = field(default_factory=dict)
+    _at: dict[int, Problem] = field(default_factory=dict)
+    _begun: bool = False
+
+    def run(self) -> Solution | None:
+        """The best plan found and its bound; None where none is worth while.
+
+        Raises ``TooSmall`` with the smallest limit found possible, if none fits.
+        """
+        began, self.bound = time.perf_counter(), self.free.bound
+        free = self._offer(self.free.choice)
+        smallest = Smallest(self.problem, self.footprint, self._bytes_at, self.time_limit, self.progress)
+        lowest = smallest.holding_least({self.points[0]: 1.0}, free.peak, _LEAST_SECONDS)
+        if lowest is not None:
+            least = self._offer(lowest.choice)
+            if lowest.bound * free.peak > self.limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
+                if self._is_known:
+                    return None
+                raise self._short(smallest.run([(self.free, free.memory), (lowest, least.memory)]))
+        if self.find_start is not None and (start := self.find_start()) is not None:
+            self._offer(start)
+            self._begun = True
+        last = self._rounds()
+        tried = [(self.free, free.memory)] if last is None else [(self.free, free.memory), last]
+        if self.best is None and not self._closed(self.gap) and not self._is_known:
+            found = smallest.run(tried, self.limit)
+            if found.peak <= self.limit:
+                self._offer(found.solution.choice)
+                self._combine()
+        if not self._closed(self.gap):
+            self._exactly(began)
+        if self.best is None:
+            if self._is_known:
+                return None
+            raise self._short(smallest.run(tried))
+        bound = min(self.bound, self.best.seconds)
+        return replace(self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound)
+
+    def _bytes_at(self, point: int) -> Problem:
+        if point not in self._at:
+            self._at[point] = self.footprint.at(point)
+        return self._at[point]
+
+    @property
+    def _is_small(self) -> bool:
+        return self.problem.pairs <= _FEW_PAIRS
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether a plan is known that fits: how small others can be does not matter then."""
+        return math.isfinite(self.below)
+
+    @property
+    def _aim(self) -> float:
+        """What a plan must be cheaper than. Not ``below``: a search finds the same plans whatever else is known."""
+        return math.inf if self.best is None else self.best.seconds
+
+    def _closed(self, gap: float) -> bool:
+        most = min(self._aim, self.below)
+        return math.isfinite(most) and most - self.bound <= max(gap, 1e-9) * most
+
+    @property
+    def _is_fine(self) -> bool:
+        """Whether the best plan of its own leaves a gap for which no long search is worth while.
+
+        One to begin with is not of its own: that ended a search that would have found better.
+        """
+        return self.best is not None and not self._begun and self.best.seconds - self.bound <= _FINE * self.best.seconds
+
+    def _offer(self, choice: Sequence[int]) -> _Seen:
+        """Remember a plan, where it overflows, and whether it is the best."""
+        plan = _Seen(tuple(choice), self.problem.evaluate(choice), self.footprint.over_time(choice))
+        self.plans.append(plan)
+        if plan.peak > self.limit:
+            worst = int(plan.memory.argmax())
+            if worst not in self.points:
+                self.points.append(worst)
+        elif self.best is None or plan.seconds < self.best.seconds:
+            self.best = plan
+        return plan
+
+    def _rounds(self) -> tuple[Solution, np.ndarray] | None:
+        """Price, solve, combine, until the gap is closed, nothing more can be hoped for, or time is up.
+
+        The last solution under prices, and its bytes over the step.
+        """
+        start, last, level, over = time.process_time(), None, _LEVEL, _OVER
+        gap, stalled, longest = np.inf, False, 0.0
+        for round_number in range(_ROUNDS):
+            prices = self._next_prices(level)
+            spent, allowed = time.process_time() - start, self._seconds(_SECONDS)
+            if not (self.thorough or self._is_fine):
+                allowed = self._seconds(max(_LONGER * _SECONDS, _AT_LEAST * longest))
+            if prices is None or spent > allowed or (stalled and spent > 0.5 * allowed):
+                break
+            self.progress(f"fitting into memory, round {round_number + 1}")
+            beyond = round_number % 2 == 1
+            if beyond:  # what bounds ask for, and more: for a plan that fits
+                prices = {t: over * p for t, p in prices.items()}
+            solution = self._priced(prices, allowed)
+            if solution is None:
+                break
+            longest = max(longest, time.process_time() - start - spent)
+            # Prices under which a plan comes again were too near to the last ones.
+            met = any(p.choice == tuple(solution.choice) for p in self.plans)
+            level = 0.5 * (1.0 + level) if met else _LEVEL
+            points, plan = len(self.points), self._offer(solution.choice)
+            if beyond and plan.peak > self.limit:
+                over *= 2
+            if not met:
+                self._combine()
+            last = solution, plan.memory
+            if self._closed(max(self.gap, _ROUND_GAP)):
+                break
+            before, gap = gap, self._aim - self.bound
+            stalled = gap > (1 - _WORTH) * before and len(self.points) == points
+        return last
+
+    def _priced(self, prices: dict[int, float], seconds: float) -> Solution | None:
+        """The cheapest plan where bytes have prices, and the bound that it proves."""
+        problem = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in prices.items()])
+        known = [p.choice for p in self.plans[-_COMBINED:]]
+        if self._is_small:
+            solution = solve(problem, self.gap, self.time_limit, known)
+        else:
+            solution = solve(problem, _ROUND_GAP, min(_RELAXED_SECONDS, seconds), known, relaxed=True)
+        if solution is not None:
+            proven = solution.bound - self.limit * sum(prices.values())
+            if proven > self.bound:
+                self.bound, self.prices = proven, prices
+        return solution
+
+    def _seconds(self, quick: float) -> float:
+        if self.thorough:
+            return math.inf if self.time_limit is None else 0.5 * self.time_limit
+        quick *= self.patience
+        return quick if self.time_limit is None else min(quick, 0.5 * self.time_limit)
+
+    def _next_prices(self, part: float) -> dict[int, float] | None:
+        """Seconds a byte for each point, that promise ``part`` of the way from the bound to the most that any do.
+
+        None where no prices promise a better bound.
+        """
+        unit = self.free.objective / self.limit
+        costs = np.array([p.seconds for p in self.plans])
+        rows = np.array([p.memory[self.points] - self.limit for p in self.plans]) * unit
+        straight, ceiling = largest(costs, rows, _CAP)
+        ceiling = min(ceiling, self._aim)
+        if straight is None or ceiling - self.bound <= _ROUND_GAP * abs(ceiling):
+            return None
+        level = self.bound + part * (min(ceiling, _PROMISE * self.bound) - self.bound)
+        centre = np.array([self.prices.get(t, 0.0) for t in self.points]) / unit
+        near = nearest(costs, rows, level, centre, _CAP)
+        scaled = straight if near is None else near
+        return dict(zip(self.points, (scaled * unit).tolist(), strict=True))
+
+    def _combine(self) -> None:
+        """The best plan that fits of what the last plans and the best one choose."""
+        near = [p for p in self.plans if p.seconds <= _NEAR * self.bound]
+        some = [*near[-_COMBINED:], *([self.best] if self.best else [])]
+        kept = [np.unique(choices) for choices in zip(*(p.choice for p in some), strict=True)]
+        self._within(kept, _ROUND_GAP, _COMBINE_SECONDS * max(1.0, self.patience), len(self.points) + _COMBINED)
+
+    def _within(self, kept: list[np.ndarray], gap: float, seconds: float, most_points: int) -> float | None:
+        """Offer the best plan of only some choices that fits at the points, which grow; the bound of all of them."""
+        problem, bound = sliced(self.problem, kept), None
+        start = time.perf_counter()
+        while True:
+            left = seconds - (time.perf_counter() - start)
+            if left <= 0:
+                return bound
+            limits = [(sliced(self._bytes_at(t), kept), self.limit) for t in self.points]
+            solution = solve_within(problem, limits, gap, left, self._best_of(kept))
+            if solution is None:
+                return bound
+            bound = solution.bound
+            plan = self._offer([int(k[c]) for k, c in zip(kept, solution.choice, strict=True)])
+            if plan.peak <= self.limit or len(self.points) > most_points or len(self.points) == len(limits):
+                return bound
+
+    def _best_of(self, kept: list[np.ndarray]) -> list[int] | None:
+        """The best plan in the numbers of the choices kept, if they have all of it."""
+        if self.best is None or not all(c in k for c, k in zip(self.best.choice, kept, strict=True)):
+            return None
+        return [int(np.searchsorted(k, c)) for c, k in zip(self.best.choice, kept, strict=True)]
+
+    def _exactly(self, began: float) -> None:
+        """What prices leave open, closed where few choices are left, or among the best few. ``began``: of the search.
+
+        A plan with a choice costs at least the bound under prices and what the choice has to spare.
+        """
+        if self.problem.pairs > _MOST_PAIRS and not self.thorough and self._is_fine:
+            return
+        exactly = self._is_small or self.thorough
+        unhurried = self._is_small and self.time_limit is None and self.patience >= 1
+        seconds = math.inf if unhurried else self._seconds(_EXACT_SECONDS)
+        if self.time_limit is not None:  # all that is left, or most of it
+            left = (1.0 if self.thorough else _IN_ALL) * self.time_limit - (time.perf_counter() - began)
+            seconds = left if self.thorough else min(seconds, left)
+        gap = self.gap if exactly else max(self.gap, _ROUND_GAP)
+        priced = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in self.prices.items()])
+        floor, spare = spares(priced, time.monotonic() + 0.5 * seconds)
+        floor -= self.limit * sum(self.prices.values())
+        start = time.perf_counter()
+        while not self._closed(gap):
+            self.progress(f"fitting into memory exactly, {len(self.points)} points")
+            before, kept = self._aim, self._kept(spare, self._aim - floor)
+            left = seconds - (time.perf_counter() - start)
+            proven = self._within(kept, gap, left, len(self.points) + _ROUNDS) if left > 0 else None
+            out = min(float(np.delete(s, k).min(initial=math.inf)) for s, k in zip(spare, kept, strict=True))
+            if proven is not None:
+                # What is struck costs more than that, or than the best plan.
+                self.bound = max(self.bound, min(proven, floor + out, self._aim))
+            if self._aim == before or not math.isfinite(out):
+                return
+
+    def _kept(self, spare: list[np.ndarray], most: float) -> list[np.ndarray]:
+        """The choices that cost at most ``most`` beyond a bound, or less where those are many, and the best plan's."""
+        known = [[] for _ in spare] if self.best is None else [[c] for c in self.best.choice]
+
+        def within(level: float) -> list[np.ndarray]:
+            return [np.union1d(np.flatnonzero(s <= level), k).astype(int) for s, k in zip(spare, known, strict=True)]
+
+        def pairs(level: float) -> int:
+            kept = within(level)
+            return sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges)
+
+        most += 1e-9 * abs(most)
+        if self.thorough or pairs(most) <= _MOST_LEFT:
+            return within(most)
+        levels = np.unique(np.concatenate(spare))
+        few = bisect.bisect_right(levels, _BEST_FEW, key=pairs)
+        return within(float(levels[max(few - 1, 0)]))
+
+    def _short(self, least: Least) -> TooSmall:
+        return too_small(self.limit, least, self.footprint)

@@ -1,0 +1,186 @@
+"""The smallest memory limit: the plan of the least peak, and a proof that no plan needs much less.
+
+A game of two: one weights the points of the step (weights add up to 1), the other chooses the plan that holds the
+least by these weights. What that plan holds so weighed is less than or equal to the peak of every plan: a bound.
+The best weights are found by a level method (``bundle.py``). Kelley's planes alone, which always go for the most
+promised, jump from corner to corner: on GPT-3 they end a third above plans that exist.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..amounts import bytes_text
+from ..costs.cost_graph import Problem, costless, sliced
+from ..memory.footprint import FootprintLike, penalised
+from ..memory.infeasible import TooSmall, holdings
+from .bundle import largest, nearest
+from .program import Solution, solve, solve_within
+
+_ROUNDS = 60
+_SECONDS = 30.0
+_ROUND_SECONDS = 10.0
+_LEVEL = 0.5
+# Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
+_CLOSE = 0.01
+_STALLED = 6
+# Then the smallest of the plans seen are mixed: so many of them, for so many seconds of the processor. What they
+# hold is looked at in so many parts of the step.
+_MIXED = 4
+_MIX_SECONDS = 2.0
+_PARTS = 24
+# Kinds of values that an error names.
+_NAMED = 5
+
+
+@dataclass(slots=True)
+class Least:
+    """The smallest plan seen, its bytes over the step, and what every plan holds at least at its peak."""
+
+    solution: Solution
+    memory: np.ndarray
+    bound: float
+
+    @property
+    def peak(self) -> float:
+        """The bytes that the smallest plan seen holds at most."""
+        return float(self.memory.max(initial=0.0))
+
+
+@dataclass(slots=True)
+class Smallest:
+    """The search for the smallest peak of one problem."""
+
+    problem: Problem
+    footprint: FootprintLike
+    at: Callable[[int], Problem]
+    time_limit: float | None = None
+    progress: Callable[[str], None] = lambda _: None
+    _costless: Problem | None = field(default=None)
+
+    def holding_least(self, weights: dict[int, float], unit: float, seconds: float = _ROUND_SECONDS) -> Solution | None:
+        """The plan that holds the least at weighted points, in ``unit`` bytes, as far as found in some seconds."""
+        self._costless = self._costless or costless(self.problem)
+        # Bytes as parts of what a plan holds: small beside what is impossible.
+        prices = [(w / unit, self.at(t)) for t, w in weights.items() if w > 0]
+        limit = seconds if self.time_limit is None else min(seconds, self.time_limit)
+        return solve(penalised(self._costless, prices), 1e-3, limit)
+
+    def run(self, first: Sequence[tuple[Solution, np.ndarray]], enough: float = 0.0) -> Least:
+        """The smallest plan, given some to start from; one of at most ``enough`` bytes will do."""
+        seen = list(first)
+        unit = max(float(min(m.max(initial=1.0) for _, m in seen)), 1.0)
+        bound, centre = 0.0, {}
+        start = time.perf_counter()
+        budget = _SECONDS if self.time_limit is None else min(_SECONDS, self.time_limit)
+        points: list[int] = []
+        gaps: list[float] = []
+        for round_number in range(_ROUNDS):
+            best = min(seen, key=lambda x: float(x[1].max()))
+            peak = float(best[1].max())
+            gaps.append(peak - bound)
+            if len(gaps) > _STALLED and gaps[-_STALLED - 1] - gaps[-1] < 1e-3 * peak:
+                break
+            if peak <= max(enough, bound * (1 + _CLOSE)) or time.perf_counter() - start > budget:
+                break
+            self.progress(f"finding the smallest memory limit, round {round_number + 1}")
+            points = sorted({*points, *(int(m.argmax()) for _, m in seen[-2:])})
+            held = np.array([m[points] for _, m in seen]) / unit
+            weights, promised = _next(held, np.array([centre.get(t, 0.0) for t in points]), bound / unit)
+            solution = self.holding_least(dict(zip(points, weights.tolist(), strict=True)), unit)
+            if solution is None:
+                break
+            if solution.bound * unit > bound:
+                bound = solution.bound * unit
+                centre = dict(zip(points, weights.tolist(), strict=True))
+            memory = self.footprint.over_time(solution.choice)
+            known = any(np.array_equal(m, memory) for _, m in seen)
+            if known and int(memory.argmax()) in points and promised * unit <= bound * (1 + 1e-6):
+                break
+            seen.append((solution, memory))
+        solution, memory = self._mixed(seen, points, bound, enough)
+        return Least(solution, memory, min(bound, float(memory.max(initial=0.0))))
+
+    def _mixed(
+        self, seen: list[tuple[Solution, np.ndarray]], points: Sequence[int], lowest: float, enough: float
+    ) -> tuple[Solution, np.ndarray]:
+        """The smallest of the plans seen, and of what the smallest few choose, mixed node by node.
+
+        Weights alone find the corners: plans that hold little at one point and much at another. So the limit for a mix
+        holds all over the step. It goes half the way to ``lowest`` each time that one is found.
+        """
+        seen = sorted(seen, key=lambda x: float(x[1].max()))
+        best = seen[0]
+        over = np.array_split(np.max([m for _, m in seen[:_MIXED]], axis=0), _PARTS)
+        ends = np.cumsum([0, *(len(part) for part in over)])
+        at = {*points, *(int(end + part.argmax()) for end, part in zip(ends, over, strict=False) if len(part))}
+        start = time.process_time()
+        while (peak := float(best[1].max())) > max(enough, lowest * (1 + _CLOSE)):
+            choices = zip(*(s.choice for s, _ in [best, *seen[:_MIXED]]), strict=True)
+            kept = [np.unique(c) for c in choices]
+            target = enough if enough > lowest else 0.5 * (lowest + peak)
+            left = _MIX_SECONDS - (time.process_time() - start)
+            if left <= 0:
+                break
+            limits = [(sliced(self.at(t), kept), target) for t in at]
+            mixed = solve_within(sliced(self.problem, kept), limits, 1.0, left)
+            if mixed is None:
+                lowest = target
+                if target == enough:
+                    break
+                continue
+            choice = tuple(int(k[c]) for k, c in zip(kept, mixed.choice, strict=True))
+            memory = self.footprint.over_time(choice)
+            at.add(int(memory.argmax()))
+            seen.append((replace(best[0], choice=choice), memory))
+            if memory.max() < peak:
+                best = seen[-1]
+        return best
+
+
+def _next(held: np.ndarray, centre: np.ndarray, bound: float) -> tuple[np.ndarray, float]:
+    """The weights nearest to ``centre`` under which every plan seen holds enough, half-way from bound to promise;
+    and that promise."""
+    none = np.zeros(len(held))
+    straight, promised = largest(none, held, 1.0, total=1.0)
+    level = bound + _LEVEL * (promised - bound) if centre.any() else promised * (1 - 1e-9)
+    weights = nearest(none, held, level, centre, 1.0, total=1.0)
+    if weights is None:
+        weights = np.full(len(centre), 1.0 / len(centre)) if straight is None else straight
+    return weights, promised
+
+
+def too_small(limit: float, least: Least, footprint: FootprintLike) -> TooSmall:
+    """The error for a limit that no plan was found for."""
+    short = least.peak - limit
+    proof = (
+        f"every plan holds at least {_bytes(least.bound)}"
+        if least.bound > limit
+        else f"that none does is not proven (the bound is {_bytes(least.bound)})"
+    )
+    message = (
+        f"no plan was found that fits into a memory limit of {_bytes(limit)} per device; the smallest that one does is "
+        f"{_bytes(least.peak)}, {bytes_text(short)} ({short / max(limit, 1.0):.1%}) more; {proof}. "
+        f"{_most(least, footprint)}"
+        f"Raise memory_limit to {least.peak:.0f}, use more devices, a smaller batch, or rematerialisation "
+        "(remat='auto', jax.checkpoint)"
+    )
+    return TooSmall(message, least.peak)
+
+
+def _most(least: Least, footprint: FootprintLike) -> str:
+    held = holdings(footprint, least.solution.choice, int(least.memory.argmax()))
+    if not held:
+        return ""
+    total = max(sum(h.bytes for h in held), 1.0)
+    lines = [
+        f"  {bytes_text(h.bytes)} ({h.bytes / total:.0%}) {h.words}{f', {h.count} arrays' if h.count > 1 else ''}"
+        for h in held[:_NAMED]
+    ]
+    return "That plan's peak is held by\n" + "\n".join(lines) + f"\nand {max(len(held) - _NAMED, 0)} smaller kinds. "
+
+
+def _bytes(n: float) -> str:
+    return f"{n:.0f} bytes ({bytes_text(n)})"

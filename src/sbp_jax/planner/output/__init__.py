@@ -1,0 +1,1 @@
+"""A choice as a plan, and what is told with it."""

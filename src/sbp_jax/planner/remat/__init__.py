@@ -1,0 +1,1 @@
+"""When memory is short: what is made again instead of held."""

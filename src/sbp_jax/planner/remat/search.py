@@ -1,0 +1,162 @@
+"""When memory is short: what not to hold from the forward part of a step to the backward one.
+
+Arguments need not be held in the signature that a layer reads them in (parameters are gathered twice, as ZeRO's third
+stage does); that is tried where memory is nearly used up. With ``remat="auto"`` what was computed need not be held
+either.
+
+The cheapest plan of all says what each value weighs and each op costs; ``min_cut.py`` turns that into mixes of holding
+and making again. The mixes that may fit are planned under the limit like any program, and the cheapest plan wins, be it
+one that recomputes nothing and splits more. Between two mixes, one of which does not fit, the more expensive one is
+used for as many of the first layers as it takes.
+"""
+
+import time
+from collections.abc import Collection
+from dataclasses import replace
+
+from ...plan import PlanData, Recomputed
+from ...trace import Program, fingerprint, reads_anew, recompute
+from ..costs.op_cost import CostModel
+from ..make import make_plan
+from ..memory.infeasible import TooSmall
+from ..request import Request
+from .min_cut import Ladder, Sizes, Turn, find_turn
+
+# A plan that holds more than this part of the limit may have been made more expensive by it.
+_NEARLY = 0.8
+# The first mix's part of the time there is, where it is not the user's; what is left of it is the others'.
+_FIRST = 0.75
+# Mixes tried between two.
+_PARTS = 12
+
+
+def plan_to_fit(program: Program, request: Request, name: str = "function") -> PlanData:
+    """The cheapest plan found within the memory limit; its gap is proven over the mixes of holding and making again
+    that were tried.
+
+    Raises ``TooSmall`` where no mix fits into a firm limit.
+    """
+    limit = request.memory_limit_bytes
+    if limit is None:
+        return make_plan(program, request, name)
+    choice = _Choice(program, request, name, limit)
+    first = request
+    if request.time_limit is not None and not request.thorough:
+        first = replace(request, time_limit=_FIRST * request.time_limit)
+    held = None if request.remat else choice.attempt(program, first)
+    if held is not None and (held.memory_per_device < _NEARLY * limit or choice.time_is_up):
+        return held
+    if choice.time_is_up and request.limit_is_firm:
+        raise choice.refusal
+    free = held or make_plan(program, replace(request, memory_limit_bytes=None), name)
+    if held is None and free.memory_per_device <= limit:
+        return free
+    return choice.best(free)
+
+
+class _Choice:
+    """Plans of one program with different mixes of holding and making again."""
+
+    def __init__(self, program: Program, request: Request, name: str, limit: float) -> None:
+        self.program, self.request, self.name, self.limit = program, request, name, limit
+        self.tried: list[PlanData] = []
+        self.refusals: list[TooSmall] = []
+        self.cut = False
+        """Whether there was no time for a mix."""
+        self.start = time.monotonic()
+
+    @property
+    def time_is_up(self) -> bool:
+        return self.request.time_limit is not None and time.monotonic() - self.start > self.request.time_limit
+
+    @property
+    def refusal(self) -> TooSmall:
+        """Of the mixes that do not fit, the error of the smallest."""
+        return min(self.refusals, key=lambda e: e.smallest_bytes)
+
+    def best(self, base: PlanData) -> PlanData:
+        """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
+        if not self.tried and not self.refusals:
+            self.attempt(self.program, self.request)
+        asked = self.request
+        model = CostModel(asked.cluster, asked.placement.shape, uneven=asked.uneven)
+        sizes = Sizes(self.program, base, model)
+        turn = find_turn(self.program, sizes)
+        if turn is not None:
+            self.mix(turn, ())
+            if self.request.remat:
+                self.climb(base, turn, Ladder(self.program, base, turn, sizes))
+        if self.tried:
+            found = min(self.tried, key=lambda p: p.objective)
+            known = [x for p in (base, *self.tried) if (x := p.statistics.get("free_seconds")) is not None]
+            found.statistics |= {"free_seconds": min(known)} if known else {}
+            found.bound = min(p.bound for p in self.tried)
+            if self.cut and known:  # what was not tried has the bound that holds without a limit
+                found.bound = min(found.bound, *known)
+            return found
+        if self.request.limit_is_firm:
+            raise self.refusal
+        base.notes.append(f"does not fit by the memory model: {self.refusal}")
+        return base
+
+    def climb(self, base: PlanData, turn: Turn, ladder: Ladder) -> None:
+        """Plan the first mix that should fit, the one before it, which fits if it is split more, and one in between."""
+        rungs = ladder.rungs()
+
+        def fits(saved_bytes: float) -> bool:
+            return base.memory_per_device - saved_bytes <= self.limit
+
+        enough = next((k for k, r in enumerate(rungs) if fits(r.saved_bytes)), len(rungs) - 1)
+        for k in (enough, enough - 1, enough + 1):
+            if 0 <= k < len(rungs):
+                self.mix(turn, rungs[k].nodes, base.objective + rungs[k].seconds)
+        if enough > 0 and fits(rungs[enough].saved_bytes):
+            less, more = rungs[enough - 1].nodes, rungs[enough].nodes
+            parts = sorted(more - less)
+            for part in range(1, _PARTS):  # the more expensive mix for a growing number of the first nodes
+                first = parts[len(parts) * part // _PARTS :][:1]
+                nodes = less | {n for n in more if not first or n < first[0]}
+                if fits(ladder.saved(nodes)):
+                    self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes))
+                    break
+
+    def mix(self, turn: Turn, nodes: Collection[int], at_least: float = 0.0) -> None:
+        """Plan the program with these nodes made again, unless the seconds that it takes at least lose already."""
+        # Nothing found yet: better late than not at all, but for a user who set the time.
+        if self.time_is_up and (self.tried or self.request.thorough):
+            self.cut = True
+            return
+        if self.tried and at_least >= min(p.objective for p in self.tried):
+            return
+        if not nodes and not reads_anew(self.program, turn.node):
+            return
+        program, origin = recompute(self.program, turn.node, nodes)
+        if len(program.nodes) == len(self.program.nodes):
+            return
+        pins = {k: self.request.pins[o] for k, o in enumerate(origin) if o in self.request.pins}
+        left = self.request.time_limit
+        if left is not None and not self.request.thorough:
+            left = max(left - (time.monotonic() - self.start), (1 - _FIRST) * left)
+        plan = self.attempt(program, replace(self.request, pins=pins, time_limit=left))
+        if plan is not None:
+            plan.fingerprint = fingerprint(self.program)
+            plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
+            plan.notes.append(self.told(len(nodes), reads_anew(self.program, turn.node)))
+
+    def told(self, nodes: int, reads: bool) -> str:
+        """What a mix does, and why: it is told of the cheapest plan only."""
+        anew = ["arguments are read anew in the backward part"] if reads else []
+        again = [f"{nodes} nodes are run again in the backward part" if nodes else "nothing is computed again"]
+        what = ", ".join(anew + again)
+        if any(p.recomputed is None for p in self.tried):
+            return f"memory is short: {what}, which is cheaper than holding all; the gap is proven for what was tried"
+        return f"to fit, {what}; the gap is proven for what was tried"
+
+    def attempt(self, program: Program, request: Request) -> PlanData | None:
+        try:
+            plan = make_plan(program, replace(request, limit_is_firm=True), self.name)
+        except TooSmall as error:
+            self.refusals.append(error)
+            return None
+        self.tried.append(plan)
+        return plan
