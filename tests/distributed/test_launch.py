@@ -48,6 +48,13 @@ def test_variables_of_each_process(tmp_path: Path) -> None:
     assert len({session for *_, session in told}) == 3, "each has a session of its own"
 
 
+@pytest.mark.parametrize("seed", [None, "7"])
+def test_sets_have_one_order_in_all_processes(tmp_path: Path, seed: str | None) -> None:
+    variables = {} if seed is None else {"PYTHONHASHSEED": seed}
+    ran = launch(tmp_path, "say(os.environ['PYTHONHASHSEED'], hash('x'))", "--nproc_per_node", "3", variables=variables)
+    assert ran.out.startswith(f"{seed or 0} ") and len(set(ran.out.splitlines())) == 1
+
+
 def test_ranks_of_the_second_node(tmp_path: Path) -> None:
     options = ("--nnodes", "2", "--node_rank", "1", *TWO, "--master_port", "23999")
     ran = launch(tmp_path, 'say(rank, size, os.environ["NODE_RANK"], os.environ["MASTER_PORT"])', *options)

@@ -154,7 +154,8 @@ class Request:
             why = first_difference(told)
         text = (
             f"{what} (request {self.number} of this run): the processes do not ask for the same plan. {why}. All must "
-            "make the same calls, of the same functions with the same options, in the same order"
+            "make the same calls, of the same functions with the same options, in the same order (a function that goes "
+            "through a set does so in another order in each process, unless all have the same PYTHONHASHSEED)"
         )
         self._write("why", text)
         return text

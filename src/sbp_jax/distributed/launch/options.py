@@ -223,12 +223,14 @@ def _bind(args: argparse.Namespace) -> str:
 
 def constants(options: Options) -> dict[str, str]:
     """The environment's variables that are the same for every process, in every generation."""
+    # All processes must trace the same programs, also those whose functions go through sets.
+    same = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
     if options.devices_per_proc is None:
-        return {}
+        return same
     # XLA's own flag and JAX's variable exclude each other.
     flags = os.environ.get("XLA_FLAGS", "").split()
     kept = [flag for flag in flags if not flag.startswith("--xla_force_host_platform_device_count")]
-    return {
+    return same | {
         "SBP_DEVICES_PER_PROC": str(options.devices_per_proc),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(options.devices_per_proc),
