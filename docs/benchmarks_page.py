@@ -16,6 +16,7 @@ SUBJECTS = {
     "plan_quality": "Bytes on the wire, against shardings written by hand",
     "solvers": "Search methods and fixed strategies, on one cost model",
     "planning_time": "Seconds and memory that planning takes",
+    "small_models": "Thirty small models: planning against compiling",
     "fidelity": "The compiled program against the plan",
     "lowerings": "One plan in three programs: explicit, as constraints, shardings alone",
     "memory": "Memory, against XLA's own figures",
