@@ -17,7 +17,7 @@ from sbp_jax.planner.memory.infeasible import TooSmall
 from .effects import Log, in_order
 from .generate import Generated, generate
 
-# Compiled as it is: quick, and without the simplifier, which merges a slice of a slice without the clamping in between
+# Compiled as it is: quick, and where it matters without the simplifier, which merges a slice of a slice without the clamping in between
 # (JAX 0.10.2: jit of dynamic_slice(dynamic_slice(x, (8,), (2,)), (0,), (1,)) is not what it is without jit).
 PLAIN: Any = {"xla_backend_optimization_level": 0, "xla_disable_hlo_passes": "algsimp"}
 
@@ -107,11 +107,13 @@ def _plainly(program: Generated, function: Callable[..., Any]) -> list[Any]:
 
 
 def _plain_options(program: Generated) -> Any:
-    """Without its simplifier XLA (JAX 0.10.2) ends the process on some loops that never run, and on the gradients of
-    some convolutions in groups."""
+    """Without its simplifier XLA (JAX 0.10.2) ends the process on some programs (loops that never run, gradients of
+    convolutions in groups and of windows): only what may slice a slice goes without it."""
+    slices_twice = len(re.findall(r"dynamic_(?:update_)?slice", program.source)) > 1
     never_runs = "fori_loop(0, 0," in program.source
     in_groups = re.search(r"_group_count=(?!1\b)", program.source)
-    return {k: v for k, v in PLAIN.items() if not ((never_runs or in_groups) and k == "xla_disable_hlo_passes")}
+    crashes = never_runs or in_groups or "reduce_window" in program.source
+    return PLAIN if slices_twice and not crashes else {k: v for k, v in PLAIN.items() if k != "xla_disable_hlo_passes"}
 
 
 def _planned(program: Generated, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
