@@ -171,10 +171,33 @@ def test_faults_are_found(source: str, package: str, room: str, count: int) -> N
     assert len(faults(source, tuple(package.split(".")), room)) == count
 
 
+# All that the search knows: plain arrays of costs, bytes by choice, errors and words.
+SEARCH = {"optimize", "costs.cost_graph", "memory.protocol", "memory.infeasible", "amounts"}
+
+
+def known_to(module: str) -> str:
+    """``memory.protocol.FootprintLike`` -> memory.protocol; what lies in the optimize room is that room."""
+    parts = module.split(".")
+    return parts[0] if parts[0] in ("optimize", "amounts") else ".".join(parts[:2])
+
+
+@pytest.mark.parametrize("module", sorted(SEARCH))
+def test_the_search_knows_no_jax(module: str) -> None:
+    where = PACKAGE.joinpath("planner", *module.split("."))
+    for path in sorted(where.glob("*.py")) or [where.with_suffix(".py")]:
+        package = ("sbp_jax", *path.relative_to(PACKAGE).parts[:-1])
+        names = [name for _, name in imported(path.read_text(encoding="utf-8"), package)]
+        ours = [name.removeprefix("sbp_jax.") for name in names if name.startswith("sbp_jax.")]
+        planner = {known_to(name.removeprefix("planner.")) for name in ours if name.startswith("planner.")}
+        assert planner <= SEARCH
+        assert {name.split(".")[0] for name in ours} <= {"planner", "errors", "paths"}
+        assert not [name for name in names if name.split(".")[0] in ("jax", "jaxlib")]
+
+
 @pytest.mark.parametrize(
     ("source", "room", "count"),
     [
-        ("from ..costs.cost_graph import Problem", "memory", 0),
+        ("from ..costs.cost_graph import CostGraph", "memory", 0),
         ("from .program import solve", "optimize", 0),
         ("from ..methods.task import Task", "optimize", 1),
         ("from ..optimize.program import solve", "costs", 1),

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.planner.costs.cost_graph import Problem
+from sbp_jax.planner.costs.cost_graph import CostGraph
 from sbp_jax.planner.methods import Task, ilp
 from sbp_jax.planner.methods import merged_axes as coarse
 from sbp_jax.planner.methods import task as base
 from sbp_jax.planner.methods.families import best_of_family
-from sbp_jax.planner.methods.node_roles import Anatomy, Leaf
+from sbp_jax.planner.methods.node_roles import Leaf, NodeRoles
 from sbp_jax.planner.methods.restriction import Restriction, narrow
 from sbp_jax.planner.optimize import fit
 
@@ -43,7 +43,7 @@ def planned(solver: str, *shape: int, limit: float | None = None) -> sbp.Plan:
 
 def test_the_best_plan_with_axes_as_one_is_that_of_the_smaller_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     def together(task: Task):
-        (axes, *_) = coarse.merged_axes(task.anatomy.axis_sizes)
+        (axes, *_) = coarse.merged_axes(task.roles.axis_sizes)
         return best_of_family(task, coarse.restriction(task, axes))
 
     monkeypatch.setitem(base._SOLVERS, "axes together", together)
@@ -57,7 +57,7 @@ def test_the_best_plan_with_axes_as_one_is_that_of_the_smaller_mesh(monkeypatch:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_axes_as_one_within_a_zero_stage(monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
     def together(task: Task):
-        (axes, *_) = coarse.merged_axes(task.anatomy.axis_sizes)
+        (axes, *_) = coarse.merged_axes(task.roles.axis_sizes)
         return best_of_family(task, coarse.restriction(task, axes))
 
     monkeypatch.setitem(base._SOLVERS, "axes together", together)
@@ -95,10 +95,10 @@ def test_a_search_among_many_begins_with_axes_as_one(monkeypatch: pytest.MonkeyP
 
 def test_numbers_among_those_kept() -> None:
     random = np.random.default_rng(0)
-    problem = Problem([random.random(4) for _ in range(3)], {(0, 2): random.random((4, 4))}, 3, [], [1] * 3)
+    problem = CostGraph([random.random(4) for _ in range(3)], {(0, 2): random.random((4, 4))})
     codes = tuple((k,) for k in range(4))
     a, b = (Leaf(n, str(n), (8,), codes) for n in (0, 2))
-    restriction = Restriction(Anatomy(), kept={0: np.array([1, 3])}, together=[(a, b)])
+    restriction = Restriction(NodeRoles(), kept={0: np.array([1, 3])}, together=[(a, b)])
     narrowed = narrow(problem, None, restriction)  # pyright: ignore[reportArgumentType]
     for first, second in itertools.product(range(2), range(4)):
         wide = narrowed.widen((first, second, 0))

@@ -1,4 +1,4 @@
-"""What a cell costs: products by their local sizes, copies by their traffic, boundaries and bitcasts nothing."""
+"""What a cluster costs: products by their local sizes, copies by their traffic, boundaries and bitcasts nothing."""
 
 import itertools
 import math
@@ -12,22 +12,22 @@ from jax import lax
 
 from sbp_jax.cluster import Cluster, get
 from sbp_jax.planner.costs.op_cost import CostModel, _moves_memory
-from sbp_jax.planner.graph.clusters import Cell, factor_maps, fold
+from sbp_jax.planner.graph.clusters import OpCluster, cluster_ops, factor_maps
 from sbp_jax.planner.graph.partials import partial_kinds
 from sbp_jax.trace import build
 
 MESH = (2, 4)
 
 
-def cells_of(f: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any = jnp.bfloat16) -> list[Cell]:
+def cells_of(f: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any = jnp.bfloat16) -> list[OpCluster]:
     program = build(jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes)))
     factors = factor_maps(program)
-    return fold(program, factors, partial_kinds(program, factors), MESH, lambda _, every: tuple(every)).cells
+    return cluster_ops(program, factors, partial_kinds(program, factors), MESH, lambda _, every: tuple(every)).clusters
 
 
-def cell_named(name: str, f: Callable[..., Any], *shapes: tuple[int, ...]) -> Cell:
-    (cell,) = (c for c in cells_of(f, *shapes) if c.ops[0].name == name)
-    return cell
+def cell_named(name: str, f: Callable[..., Any], *shapes: tuple[int, ...]) -> OpCluster:
+    (cluster,) = (c for c in cells_of(f, *shapes) if c.ops[0].name == name)
+    return cluster
 
 
 def conv(x: jax.Array, w: jax.Array, **kwargs: Any) -> jax.Array:
@@ -50,7 +50,7 @@ def conv(x: jax.Array, w: jax.Array, **kwargs: Any) -> jax.Array:
 def test_a_product_is_priced_by_its_local_size(
     f: Any, shapes: list[tuple[int, ...]], name: str, whole: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = cell_named(name, f, *shapes)
+    cluster = cell_named(name, f, *shapes)
     seen: list[tuple[int, int, int, int]] = []
 
     def record(_: Cluster, m: int, n: int, k: int, dtype: str, itemsize: int, batch: int, moved: float) -> float:
@@ -60,10 +60,10 @@ def test_a_product_is_priced_by_its_local_size(
 
     monkeypatch.setattr(Cluster, "matmul_seconds", record)
     model = CostModel(get("a100-80"), MESH)
-    for s in cell.strategies:
-        model.compute_seconds(cell, s)
-    assert seen[[s.share for s in cell.strategies].index(1.0)] == whole
-    for sizes, s in zip(seen, cell.strategies, strict=True):
+    for s in cluster.strategies:
+        model.compute_seconds(cluster, s)
+    assert seen[[s.share for s in cluster.strategies].index(1.0)] == whole
+    for sizes, s in zip(seen, cluster.strategies, strict=True):
         assert math.prod(sizes) == pytest.approx(math.prod(whole) * s.share), (sizes, s)
         assert all(w % n == 0 for w, n in zip(whole, sizes, strict=True))
 
@@ -77,8 +77,8 @@ def test_the_operands_dtype_is_that_of_the_arithmetic() -> None:
         def product(x: jax.Array, y: jax.Array, kind: Any = kind) -> jax.Array:
             return lax.dot(x, y, preferred_element_type=kind)
 
-        cell = cell_named("dot_general", product, (8192, 8192), (8192, 8192))
-        costs.append(model.compute_seconds(cell, cell.strategies[0]))
+        cluster = cell_named("dot_general", product, (8192, 8192), (8192, 8192))
+        costs.append(model.compute_seconds(cluster, cluster.strategies[0]))
     assert costs[0] == pytest.approx(costs[1])
 
 
@@ -90,18 +90,18 @@ def test_a_lookup_touches_what_it_finds() -> None:
 
     small, large = (cell_named("gather", find, (rows, 1024)) for rows in (100, 1_000_000))
     whole = next(i for i, s in enumerate(large.strategies) if s.share == 1.0 and all(c < 0 for c in s.outs[0]))
-    rate = model.cluster.memory_rate
+    rate = model.hardware.memory_rate
     expected = pytest.approx(2 * 4096 * 1024 * 2 / rate)
     assert model.compute_seconds(large, large.strategies[whole]) == expected
     assert model.compute_seconds(small, small.strategies[0]) == expected
 
 
 def test_an_update_in_place_touches_its_piece() -> None:
-    cell = cell_named("dynamic_update_slice", lambda x, y: lax.dynamic_update_slice(x, y, (0, 0)),
+    cluster = cell_named("dynamic_update_slice", lambda x, y: lax.dynamic_update_slice(x, y, (0, 0)),
                       (1 << 20, 1024), (4096, 1024))  # fmt: skip
     model = CostModel(get("a100-80"), MESH)
-    costs = [model.compute_seconds(cell, s) for s in cell.strategies]
-    assert max(costs) == pytest.approx(2 * 4096 * 1024 * 2 / model.cluster.memory_rate)
+    costs = [model.compute_seconds(cluster, s) for s in cluster.strategies]
+    assert max(costs) == pytest.approx(2 * 4096 * 1024 * 2 / model.hardware.memory_rate)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_copies_cost_their_traffic() -> None:
         ("concatenate", lambda x, y: jnp.concatenate([x, y]) @ jnp.ones((8, 8), x.dtype), [(1 << 20, 8)] * 2,
          2 * 2 * (1 << 20) * 8 * 2),
     ):  # fmt: skip
-        cell = cell_named(name, f, *shapes)
-        costs = [model.compute_seconds(cell, s) for s in cell.strategies]
-        assert max(costs) == pytest.approx(moved / model.cluster.memory_rate), name
-        assert min(costs) == pytest.approx(moved / 8 / model.cluster.memory_rate), name
+        cluster = cell_named(name, f, *shapes)
+        costs = [model.compute_seconds(cluster, s) for s in cluster.strategies]
+        assert max(costs) == pytest.approx(moved / model.hardware.memory_rate), name
+        assert min(costs) == pytest.approx(moved / 8 / model.hardware.memory_rate), name
 
 
 def test_transpositions_that_undo_each_other_cost_nothing() -> None:
@@ -145,8 +145,8 @@ def test_transpositions_that_undo_each_other_cost_nothing() -> None:
         return jnp.transpose(jnp.transpose(x, (0, 2, 1, 3)), (0, 2, 1, 3)) @ jnp.ones((16, 16), x.dtype)
 
     model = CostModel(get("a100-80"), MESH)
-    cell = cell_named("transpose", f, (8, 8, 8, 16))
-    assert {model.compute_seconds(cell, s) for s in cell.strategies} == {0.0}
+    cluster = cell_named("transpose", f, (8, 8, 8, 16))
+    assert {model.compute_seconds(cluster, s) for s in cluster.strategies} == {0.0}
 
 
 def test_what_is_no_kernel_costs_nothing() -> None:
@@ -155,10 +155,10 @@ def test_what_is_no_kernel_costs_nothing() -> None:
         return y[1:3].reshape(-1)
 
     model = CostModel(get("a100-80"), MESH)
-    cells = [c for c in cells_of(f, (64, 64)) if c.ops[0].name not in ("sbp.input", "add")]
-    assert {"sbp.output", "reshape", "slice"} <= {c.ops[0].name for c in cells}
-    for cell in cells:
-        assert {model.compute_seconds(cell, s) for s in cell.strategies} == {0.0}, cell.ops[0].name
+    clusters = [c for c in cells_of(f, (64, 64)) if c.ops[0].name not in ("sbp.input", "add")]
+    assert {"sbp.output", "reshape", "slice"} <= {c.ops[0].name for c in clusters}
+    for cluster in clusters:
+        assert {model.compute_seconds(cluster, s) for s in cluster.strategies} == {0.0}, cluster.ops[0].name
 
 
 def test_equal_labels_cost_the_same() -> None:
@@ -192,8 +192,10 @@ def test_costs_fall_with_the_work() -> None:
 def test_on_simulated_devices_copies_are_free_and_every_op_is_a_kernel() -> None:
     """So that plans weigh bytes: see ``cluster.presets``."""
     model = CostModel(get("cpu"), MESH)
-    cell = cell_named("transpose", lambda x: jnp.transpose(x, (0, 2, 1, 3)) @ jnp.ones((16, 1), x.dtype), (8, 8, 8, 16))
-    assert {model.compute_seconds(cell, s) for s in cell.strategies} == {0.0}
+    cluster = cell_named(
+        "transpose", lambda x: jnp.transpose(x, (0, 2, 1, 3)) @ jnp.ones((16, 1), x.dtype), (8, 8, 8, 16)
+    )
+    assert {model.compute_seconds(cluster, s) for s in cluster.strategies} == {0.0}
     for c in cells_of(lambda x: jnp.sum(jnp.tanh(x)), (8, 8)):
         if c.flops:
-            assert min(model.compute_seconds(c, s) for s in c.strategies) == model.cluster.op_seconds_floor
+            assert min(model.compute_seconds(c, s) for s in c.strategies) == model.hardware.op_seconds_floor

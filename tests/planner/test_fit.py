@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sbp_jax.errors import PlanError
-from sbp_jax.planner.costs.cost_graph import Problem
+from sbp_jax.planner.costs.cost_graph import CostGraph
 from sbp_jax.planner.optimize import fit
 from sbp_jax.planner.optimize.bounds import spares
 from sbp_jax.planner.optimize.bundle import largest, nearest
@@ -17,23 +17,23 @@ from sbp_jax.planner.optimize.program import solve
 from sbp_jax.planner.optimize.search import search
 
 
-def random_problem(seed: int, n: int = 7) -> Problem:
+def random_problem(seed: int, n: int = 7) -> CostGraph:
     random = np.random.default_rng(seed)
     sizes = random.integers(2, 5, size=n)
     nodes = [random.uniform(1, 20, size=k) for k in sizes]
     pairs = [p for p in itertools.combinations(range(n), 2) if random.random() < 0.5]
     edges = {(a, b): random.uniform(0, 10, size=(sizes[a], sizes[b])) for a, b in pairs}
-    return Problem(nodes, edges, n, [], [1] * n)
+    return CostGraph(nodes, edges)
 
 
 @dataclass
 class Bytes:
     """The bytes at each of a few points: problems of their own, whose sizes go against the costs."""
 
-    points: list[Problem]
+    points: list[CostGraph]
 
     @staticmethod
-    def against(problem: Problem, seed: int, n_points: int = 4) -> "Bytes":
+    def against(problem: CostGraph, seed: int, n_points: int = 4) -> "Bytes":
         random = np.random.default_rng(seed + 1000)
         return Bytes([
             replace(
@@ -46,14 +46,14 @@ class Bytes:
     def over_time(self, choice: Sequence[int]) -> np.ndarray:
         return np.array([p.evaluate(choice) for p in self.points])
 
-    def at(self, point: int) -> Problem:
+    def at(self, point: int) -> CostGraph:
         return self.points[point]
 
     def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
         return [("everything", self.points[point].evaluate(choice))]
 
 
-def every(problem: Problem) -> Iterator[tuple[int, ...]]:
+def every(problem: CostGraph) -> Iterator[tuple[int, ...]]:
     return itertools.product(*(range(len(c)) for c in problem.nodes))
 
 

@@ -94,7 +94,7 @@ def test_in_less_memory(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> No
     best = lookup("ilp")(task)
     assert best is not None
     with pytest.raises(type(fault), match="broken"):
-        lean.leaner(task, best, fail(fault, after=1))
+        lean.less_memory(task, best, fail(fault, after=1))
 
 
 @faults

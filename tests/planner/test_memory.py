@@ -53,8 +53,8 @@ def test_a_scan_holds_its_carry_once_and_what_it_collects_whole() -> None:
 
 def test_the_search_and_the_plan_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    spell_out = make.spell_out
-    monkeypatch.setattr(make, "spell_out", lambda *args: (seen.append(args), spell_out(*args))[1])
+    build_plan = make.build_plan
+    monkeypatch.setattr(make, "build_plan", lambda *args: (seen.append(args), build_plan(*args))[1])
     case = mlp.build("tiny")
     plan = sbp.plan(
         case.step, case.abstract_state(), jax.eval_shape(lambda: case.batch(0)), placement=EIGHT, donate_argnums=0

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from sbp_jax.planner.costs.cost_graph import IMPOSSIBLE, Problem
+from sbp_jax.planner.costs.cost_graph import IMPOSSIBLE, CostGraph
 from sbp_jax.planner.optimize.presolve import reduce
 from sbp_jax.planner.optimize.program import solve
 
 
-def problem(seed: int, n: int = 7, dense: float = 0.5, forbid: float = 0.0) -> Problem:
+def problem(seed: int, n: int = 7, dense: float = 0.5, forbid: float = 0.0) -> CostGraph:
     random = np.random.default_rng(seed)
     sizes = random.integers(1, 5, size=n)
     nodes = [random.integers(0, 20, size=k).astype(float) for k in sizes]
@@ -19,10 +19,10 @@ def problem(seed: int, n: int = 7, dense: float = 0.5, forbid: float = 0.0) -> P
         if random.random() < dense:
             m = random.integers(0, 20, size=(sizes[a], sizes[b])).astype(float)
             edges[a, b] = np.where(random.random(m.shape) < forbid, IMPOSSIBLE, m)
-    return Problem(nodes, edges, n, [], [1] * n)
+    return CostGraph(nodes, edges)
 
 
-def cheapest(p: Problem) -> float:
+def cheapest(p: CostGraph) -> float:
     return min(p.evaluate(choice) for choice in itertools.product(*(range(len(c)) for c in p.nodes)))
 
 

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.planner.costs.cost_graph import Problem
+from sbp_jax.planner.costs.cost_graph import CostGraph
 from sbp_jax.planner.memory.infeasible import OutOfTime
 from sbp_jax.planner.methods import Task, dp, ilp, lookup
 from sbp_jax.planner.optimize import program as solve_module
 from sbp_jax.planner.optimize.bounds import Closing
 from sbp_jax.planner.optimize.presolve import Reduction, unreduced
 from sbp_jax.planner.optimize.program import improve
-from sbp_jax.planner.optimize.sweep import quick
+from sbp_jax.planner.optimize.sweep import sweep
 from zoo import mlp, resnet
 
 
 class Bytes:
     """What choices hold, at a few points: a random amount for each choice."""
 
-    def __init__(self, problem: Problem, seed: int, points: int = 3) -> None:
+    def __init__(self, problem: CostGraph, seed: int, points: int = 3) -> None:
         random = np.random.default_rng(seed)
         self.problem, self.n_nodes = problem, points
         self.tables = [random.integers(0, 20, size=(points, len(c))).astype(float) for c in problem.nodes]
@@ -32,8 +32,8 @@ class Bytes:
     def over_time(self, choice):
         return np.array([sum(t[p, k] for t, k in zip(self.tables, choice, strict=True)) for p in range(self.n_nodes)])
 
-    def at(self, point: int) -> Problem:
-        return Problem([t[point].copy() for t in self.tables], {}, len(self.tables), [], [1] * len(self.tables))
+    def at(self, point: int) -> CostGraph:
+        return CostGraph([t[point].copy() for t in self.tables], {})
 
     def held(self, choice, point):
         return []
@@ -48,7 +48,7 @@ def task(seed: int, limit: float | None = None, n: int = 7) -> Task:
         for a, b in itertools.combinations(range(n), 2)
         if random.random() < 0.5
     }
-    problem = Problem(nodes, edges, n, [], [1] * n)
+    problem = CostGraph(nodes, edges)
     footprint: object = Bytes(problem, seed)
     return Task(problem, footprint, limit, 0.0, 5.0, lambda _: None)  # pyright: ignore[reportArgumentType]
 
@@ -244,7 +244,7 @@ def test_an_expert_is_the_answer_where_the_search_stops_short(monkeypatch: pytes
     best = min(experts.values(), key=lambda p: p.objective)
 
     def hurried(task: Task):
-        found = quick(task.problem, task.footprint, None)
+        found = sweep(task.problem, task.footprint, None)
         assert found is not None
         return replace(found, seconds=2 * best.objective, bound=0.5 * best.objective)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from .memory.infeasible import OutOfTime, TooSmall
 from .methods import Task, fallback, lookup
-from .methods.less_memory import leaner
+from .methods.less_memory import less_memory
 from .methods.restriction import Narrowed, narrow
 from .methods.zero_stages import zero
 from .optimize.presolve import unreduced
@@ -28,12 +28,12 @@ def decide(task: Task, asked: Request) -> Decided | None:
     """The plan for a request; None where pins allow none. Raises ``TooSmall`` where memory does."""
     narrowed: Narrowed | None = None
     if asked.zero_stage is not None:
-        restriction = zero(task.anatomy, asked.zero_stage)
+        restriction = zero(task.roles, asked.zero_stage)
         task.notes.extend(f"zero_stage={asked.zero_stage}: {note}" for note in restriction.notes)
         narrowed = narrow(task.problem, task.footprint, restriction)
-        anatomy = task.anatomy.among(narrowed.kept, {b for _, b, _ in narrowed.tied})
+        roles = task.roles.among(narrowed.kept, {b for _, b, _ in narrowed.tied})
         task = replace(
-            task, problem=narrowed.problem, footprint=narrowed.footprint, find_anatomy=lambda: anatomy
+            task, problem=narrowed.problem, footprint=narrowed.footprint, find_roles=lambda: roles
         )  # fmt: skip
     method = lookup(asked.solver)
 
@@ -56,7 +56,7 @@ def decide(task: Task, asked: Request) -> Decided | None:
     bound = max(decided.found.bound, min(decided.found.seconds, unreduced(task.problem).floor()))
     decided = replace(decided, found=replace(decided.found, bound=bound))
     if asked.prefer_less_memory:
-        found, note = leaner(task, decided.found, method)
+        found, note = less_memory(task, decided.found, method)
         decided = replace(decided, found=found, notes=[*decided.notes, note])
     if short is not None and limit is not None:
         held = float(task.footprint.over_time(decided.found.solution.choice).max(initial=0.0))

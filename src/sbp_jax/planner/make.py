@@ -1,4 +1,4 @@
-"""Program + placement -> plan: factor maps, cells, classes, the 0-1 program, its solution spelled out."""
+"""Program + placement -> plan: factor maps, clusters, classes, the 0-1 program, its solution spelled out."""
 
 import copy
 import functools
@@ -9,21 +9,22 @@ from ..errors import PlanError
 from ..plan import PlanData
 from ..signature import Signature, broadcast
 from ..trace import Program, without_collecting
-from .costs.cost_graph import assemble, costless
+from .costs.assemble import assemble
+from .costs.cost_graph import costless
 from .costs.op_cost import CostModel
 from .decide import decide
 from .graph.batch import examples
-from .graph.clusters import factor_maps, fold
+from .graph.clusters import cluster_ops, factor_maps
 from .graph.partials import partial_kinds
 from .graph.roles import roles
 from .graph.symmetry import classes
 from .memory.footprint import Footprint
 from .methods import Task
-from .methods.node_roles import Anatomy, anatomy
-from .methods.unmoved import still
+from .methods.node_roles import NodeRoles, node_roles
+from .methods.unmoved import unmoved
 from .optimize.program import solve
 from .output.alternatives import force, insight
-from .output.plan_builder import spell_out, unmoved
+from .output.plan_builder import build_plan, build_unmoved
 from .output.repeated import repeated
 from .output.unsplit import unsplit
 from .pins import PinError, Pins, conflict_message, narrow_to_pins
@@ -48,31 +49,34 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     allowed = narrow_to_pins(program, request.pins, request.placement)
     plain = request.zero_stage is None and not request.prefer_less_memory
     if request.computation_ratio == 0 and request.solver == "ilp" and plain:
-        ways = still(program, factors, kinds, sizes, request.uneven, allowed)
+        ways = unmoved(program, factors, kinds, sizes, request.uneven, allowed)
         if ways is not None:
-            return unmoved(program, ways, request, name, start)
-    folded = fold(program, factors, kinds, sizes, allowed, request.uneven)
+            return build_unmoved(program, ways, request, name, start)
+    clustering = cluster_ops(program, factors, kinds, sizes, allowed, request.uneven)
     request.progress("finding repeated layers")
-    cells = folded.cells
-    groups = classes(cells, folded.free) if request.share_layers else list(range(len(cells)))
+    clusters = clustering.clusters
+    groups = classes(clusters, clustering.free) if request.share_layers else list(range(len(clusters)))
     model = CostModel(request.cluster, sizes, request.computation_ratio, request.uneven)
     request.progress("pricing")
-    problem = assemble(cells, groups, model, request.wait_seconds, request.trunk_algo, request.sbp_collector)
-    force(problem, folded, groups, request.forced, program.argument_names)
-    footprint = Footprint(problem, program, folded, groups, model)
+    graph, decisions = assemble(
+        program, clustering, groups, model, request.wait_seconds, request.trunk_algo, request.sbp_collector
+    )
+    force(graph, decisions, request.forced)
+    footprint = Footprint(decisions, graph)
     built = time.perf_counter()
     request.progress("solving")
 
     @functools.cache
-    def parts() -> Anatomy:
+    def parts() -> NodeRoles:
         whole = [k for k, (s, _) in request.pins.items() if isinstance(s, Signature) and set(s) == {broadcast}]
         found = roles(program, factors, whole)
         batch = examples(program, factors, found) if found.known else None
-        return anatomy(program, found, folded, groups, problem, sizes, tuple(request.pins), batch)
+        return node_roles(decisions, found, tuple(request.pins), batch)
 
     left = None if request.time_limit is None else request.time_limit - (built - start)
-    task = Task(problem, footprint, request.memory_limit_bytes, request.gap, left, request.progress, parts,
-                thorough=request.thorough)  # fmt: skip
+    task = Task(graph, footprint, request.memory_limit_bytes, request.gap, left, request.progress, parts,
+                thorough=request.thorough,
+                clusters_per_class=len(clusters) / max(decisions.n_classes, 1))  # fmt: skip
     decided = decide(task, request)
     solved = time.perf_counter()
     if decided is None:
@@ -84,15 +88,15 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         patience = None if request.time_limit is None else max(request.time_limit, _EXPLAIN_SECONDS)
 
         def possible(pins: Pins) -> bool:
-            some = fold(
+            some = cluster_ops(
                 program, factors, kinds, sizes, narrow_to_pins(program, pins, request.placement), request.uneven
             )
-            numbers = classes(some.cells, some.free) if request.share_layers else list(range(len(some.cells)))
-            return solve(costless(assemble(some.cells, numbers, model)), 1.0, patience) is not None
+            numbers = classes(some.clusters, some.free) if request.share_layers else list(range(len(some.clusters)))
+            return solve(costless(assemble(program, some, numbers, model)[0]), 1.0, patience) is not None
 
         raise PinError(conflict_message(program, request.pins, possible))
     found = decided.found
-    plan = spell_out(program, folded, problem, groups, found.solution.choice, footprint, request, model, name)
+    plan = build_plan(decisions, found.solution.choice, footprint, request, name)
     whole = repeated(program, factors, plan, request) if request.share_layers else []
     plan.unruled = [(r.primitive, r.where) for r in whole if r.cause != "price"]
     plan.notes += decided.notes + unsplit(program, plan, whole)
@@ -103,14 +107,14 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     if request.share_layers:  # a global tensor's op is planned for itself, and its plan looked at by nobody
         # When it is first asked for: on 67,000 nodes it takes a second. A copy, for the plan must not hold itself.
         plan.make_insight = functools.partial(
-            insight, program, folded, groups, problem, found.solution.choice, footprint, model, copy.copy(plan)
+            insight, decisions, graph, found.solution.choice, footprint, copy.copy(plan)
         )
     plan.hardware = to_toml(request.cluster)
     plan.planning_seconds = time.perf_counter() - start
     plan.statistics = {
         "nodes": len(program.nodes),
-        "cells": len(cells),
-        "classes": problem.n_classes,
+        "cells": len(clusters),
+        "classes": decisions.n_classes,
         "kernel": found.solution.kernel_nodes,
         "variables": found.solution.variables,
         "build_seconds": built - start,

@@ -1,8 +1,8 @@
-"""Seconds and bytes of running a cell one way; seconds of boxing. The planner's only source of costs.
+"""Seconds and bytes of running a cluster one way; seconds of boxing. The planner's only source of costs.
 
 An op takes the longer of its arithmetic and its memory traffic (the roofline model, Williams, Waterman and
 Patterson, CACM 52(4), 2009); a matrix product's arithmetic depends on its size (``cluster.device``). Boxing costs
-come from ``boxing.seconds_matrix``. Equal cells cost the same: whatever is read here is part of a cell's label.
+come from ``boxing.seconds_matrix``. Equal clusters cost the same: whatever is read here is part of a cluster's label.
 """
 
 import functools
@@ -17,7 +17,7 @@ from ...cluster import Cluster
 from ...pieces import stored_share
 from ...rules.widen import B, Code, Strategy, signature_of
 from ...trace import Op, Value
-from ..graph.clusters import Cell
+from ..graph.clusters import OpCluster
 
 # The price of holding an argument, as a part of the time it takes to read it once.
 _HOLDING = 1e-3
@@ -39,7 +39,7 @@ class CostModel:
     ``uneven``: whether pieces may be padded.
     """
 
-    cluster: Cluster
+    hardware: Cluster
     axis_sizes: tuple[int, ...]
     computation_ratio: float | None = None
     uneven: bool = False
@@ -52,7 +52,7 @@ class CostModel:
         its "links" that what cutting a copy or a fused op saves would outweigh them: there each op counts as a kernel
         and copies are free.
         """
-        return self.cluster.device.units > 0
+        return self.hardware.device.units > 0
 
     def local_bytes(self, value: Value, code: Code) -> float:
         """Bytes of one device's piece, as it is stored: padded to the longest."""
@@ -73,40 +73,40 @@ class CostModel:
                 pieces *= n
         return pieces
 
-    def compute_seconds(self, cell: Cell, strategy: Strategy) -> float:
-        """One run of a cell on one device."""
-        op = cell.ops[0]
+    def compute_seconds(self, cluster: OpCluster, strategy: Strategy) -> float:
+        """One run of a cluster on one device."""
+        op = cluster.ops[0]
         if op.name == "sbp.input":  # holding costs next to nothing: of two equal plans the smaller is taken
-            held = sum(self.local_bytes(v, c) for v, c in zip(cell.outs, strategy.outs, strict=True))
-            return _HOLDING * held / self.cluster.device.memory_bytes_per_second
+            held = sum(self.local_bytes(v, c) for v, c in zip(cluster.outs, strategy.outs, strict=True))
+            return _HOLDING * held / self.hardware.device.memory_bytes_per_second
         if op.name in ("sbp.output", "sbp.result"):  # of two equal plans the one that leaves nothing to reduce
             return _UNREDUCED * sum(c < B for code in strategy.ins for c in code)
-        if not cell.flops and not (self._is_hardware and _is_copy(cell)):
+        if not cluster.flops and not (self._is_hardware and _is_copy(cluster)):
             return 0.0
         ratio = 1.0 if self.computation_ratio is None else self.computation_ratio
-        return ratio * self._seconds(cell, strategy, op)
+        return ratio * self._seconds(cluster, strategy, op)
 
-    def _seconds(self, cell: Cell, strategy: Strategy, op: Op) -> float:
-        values, codes = (*cell.ins, *cell.outs), (*strategy.ins, *strategy.outs)
-        moved = sum(n * self.local_bytes(v, c) for v, c, n in zip(values, codes, cell.in_memory, strict=True) if n)
-        flops = cell.flops * strategy.share
-        if cell.root is None:
+    def _seconds(self, cluster: OpCluster, strategy: Strategy, op: Op) -> float:
+        values, codes = (*cluster.ins, *cluster.outs), (*strategy.ins, *strategy.outs)
+        moved = sum(n * self.local_bytes(v, c) for v, c, n in zip(values, codes, cluster.in_memory, strict=True) if n)
+        flops = cluster.flops * strategy.share
+        if cluster.root is None:
             if op.name in _TOUCHES:  # they move values, whatever is counted for their indices
-                moved, flops = self._touched(cell, strategy, op), 0.0
-            if op.name in _PRODUCTS and len(cell.outs) == 1:
-                return self._product(op, strategy, cell.flops, moved)
+                moved, flops = self._touched(cluster, strategy, op), 0.0
+            if op.name in _PRODUCTS and len(cluster.outs) == 1:
+                return self._product(op, strategy, cluster.flops, moved)
         # An op none of whose results reaches memory runs inside the kernel of what reads them.
-        is_kernel = any(cell.in_memory[len(cell.ins) :]) or not self._is_hardware
-        dtype = str(cell.outs[0].dtype) if cell.outs else "float32"
-        return self.cluster.op_seconds(flops, moved, dtype, is_kernel)
+        is_kernel = any(cluster.in_memory[len(cluster.ins) :]) or not self._is_hardware
+        dtype = str(cluster.outs[0].dtype) if cluster.outs else "float32"
+        return self.hardware.op_seconds(flops, moved, dtype, is_kernel)
 
-    def _touched(self, cell: Cell, strategy: Strategy, op: Op) -> float:
+    def _touched(self, cluster: OpCluster, strategy: Strategy, op: Op) -> float:
         """Bytes read and written by an op that leaves most of its first operand alone."""
         piece = _TOUCHES[op.name]
         if piece is None:
-            return 2 * self.local_bytes(cell.outs[0], strategy.outs[0])
+            return 2 * self.local_bytes(cluster.outs[0], strategy.outs[0])
         of = op.ins[piece]
-        codes = [c for v, c in zip(cell.ins, strategy.ins, strict=True) if v is of]
+        codes = [c for v, c in zip(cluster.ins, strategy.ins, strict=True) if v is of]
         return 2 * self.local_bytes(of, codes[0]) if isinstance(of, Value) and codes else 0.0
 
     def _product(self, op: Op, strategy: Strategy, flops: float, moved: float) -> float:
@@ -119,17 +119,17 @@ class CostModel:
         batch, m, n = _matrix(op, shape)
         k = max(1, round(flops * strategy.share / (2.0 * batch * m * n))) if batch * m * n else 1
         of = op.ins[0]
-        return self.cluster.matmul_seconds(m, n, k, str(of.dtype), int(of.dtype.itemsize), batch, moved)
+        return self.hardware.matmul_seconds(m, n, k, str(of.dtype), int(of.dtype.itemsize), batch, moved)
 
     def communicates(self, value: Value, codes: Sequence[Code]) -> np.ndarray:
         """Whether the way between every two of ``codes`` sends anything."""
         states = [signature_of(c) for c in codes]
-        sent = cost_matrix(states, value.shape, value.itemsize, self.axis_sizes, self.cluster)[1]
+        sent = cost_matrix(states, value.shape, value.itemsize, self.axis_sizes, self.hardware)[1]
         return np.isfinite(sent) & (sent > 0)
 
     def boxing(self, value: Value, codes: Sequence[Code]) -> np.ndarray:
         """Seconds between every two of ``codes`` for one value; ``inf`` where there is no way."""
-        return _boxing(tuple(codes), value.shape, value.itemsize, self.axis_sizes, self.cluster)
+        return _boxing(tuple(codes), value.shape, value.itemsize, self.axis_sizes, self.hardware)
 
 
 def _matrix(op: Op, shape: Sequence[int]) -> tuple[int, int, int]:
@@ -152,14 +152,14 @@ def _matrix(op: Op, shape: Sequence[int]) -> tuple[int, int, int]:
     return 1, math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
-def _is_copy(cell: Cell) -> bool:
-    """Whether a cell that computes nothing is a kernel of its own.
+def _is_copy(cluster: OpCluster) -> bool:
+    """Whether a cluster that computes nothing is a kernel of its own.
 
     Of several transpositions only what comes of them counts: they may undo each other.
     """
-    op, root = cell.ops[0], cell.root
+    op, root = cluster.ops[0], cluster.root
     if root is not None:
-        return any(_moves_memory(root.shape, tuple(d for d in cell.members[v.id] if d >= 0)) for v in cell.outs)
+        return any(_moves_memory(root.shape, tuple(d for d in cluster.members[v.id] if d >= 0)) for v in cluster.outs)
     if op.name == "transpose":
         return _moves_memory(op.ins[0].shape, tuple(op.params["permutation"]))
     return op.name in _COPIES

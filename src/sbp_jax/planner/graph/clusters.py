@@ -1,10 +1,10 @@
 """Folding: values that only follow another are decided with it.
 
-A *cell* is the unit of decision. Most cells are one op. A chain or bundle of element-wise ops (and transposes)
-that all depend on one value is one cell: inside it nothing can be gained by a change of signature that could
+A *cluster* is the unit of decision. Most clusters are one op. A chain or bundle of element-wise ops (and transposes)
+that all depend on one value is one cluster: inside it nothing can be gained by a change of signature that could
 not be had at its entry or its exits, where the same number of elements crosses.
 
-Values that cost nothing to make anywhere (broadcast constants, iotas, and arithmetic on them) belong to no cell:
+Values that cost nothing to make anywhere (broadcast constants, iotas, and arithmetic on them) belong to no cluster:
 each consumer gets them in the signature it wants.
 """
 
@@ -27,12 +27,12 @@ _COSTLY = {"threefry2x32"}
 
 
 @dataclass(slots=True)
-class Cell:
+class OpCluster:
     """One decision: ops that share it, the values that enter and leave, and the ways to run.
 
-    ``members`` maps each inner value to the dims of the cell's root that its dims follow. ``fixed_to`` is the
-    cell this one must agree with (a donated argument and its replacement are one cell). ``in_memory`` says of each
-    value that enters how often it is read from the device's memory, then of each that leaves whether it is written.
+    ``members`` maps each inner value to the dims of the cluster's root that its dims follow. A donated argument and its
+    replacement are one cluster. ``in_memory`` says of each value that enters how often it is read from the device's
+    memory, then of each that leaves whether it is written.
     """
 
     index: int
@@ -93,13 +93,13 @@ def _followed(code: Code, order: tuple[int, ...]) -> Code:
 
 
 @dataclass(slots=True)
-class Folded:
-    """The program as cells. ``free`` values are made where they are needed, ``fused`` ones never reach memory."""
+class Clustering:
+    """The program as clusters. ``free`` values are made where they are needed, ``fused`` ones never reach memory."""
 
-    cells: list[Cell]
+    clusters: list[OpCluster]
     free: set[int]
     fused: set[int]
-    cell_of: dict[int, int]
+    cluster_of: dict[int, int]
     factors: list[Factors]
     kinds: dict[int, set[ReduceOp]]
 
@@ -169,8 +169,8 @@ def _dim_order(op: Op, factors: Factors, operand: int) -> tuple[int, ...] | None
     return tuple(where[d[0]] if d else -1 for d in target)
 
 
-class Folder:
-    """Grows unary cells in program order, then wraps every other op in a cell of its own."""
+class _Clusterer:
+    """Grows unary clusters in program order, then wraps every other op in a cluster of its own."""
 
     def __init__(self, program: Program, factors: list[Factors], kinds: dict[int, set[ReduceOp]], uneven: bool) -> None:
         self.program, self.factors, self.kinds, self.uneven = program, factors, kinds, uneven
@@ -228,7 +228,7 @@ class Folder:
         return known
 
     def number(self, f: Factors) -> int:
-        """The same number for equal factor maps: hashing one takes long, and every cell's label has one."""
+        """The same number for equal factor maps: hashing one takes long, and every cluster's label has one."""
         known = self.numbers.get(id(f))
         if known is None:
             known = self.numbers[id(f)] = self.equal.setdefault(f, len(self.equal))
@@ -264,24 +264,24 @@ class Folder:
         return bool(self.kinds.get(value))
 
 
-def fold(
+def cluster_ops(
     program: Program,
     factors: list[Factors],
     kinds: dict[int, set[ReduceOp]],
     axis_sizes: tuple[int, ...],
     allowed: Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]],
     uneven: bool = False,
-) -> Folded:
-    """The cells of a program on a mesh. ``allowed`` narrows an op's strategies (pins, donated arguments)."""
-    folder = Folder(program, factors, kinds, uneven)
+) -> Clustering:
+    """The clusters of a program on a mesh. ``allowed`` narrows an op's strategies (pins, donated arguments)."""
+    folder = _Clusterer(program, factors, kinds, uneven)
     free = folder.free
     free_ops = {op.index for op in program.nodes if op.outs and all(v.id in free for v in op.outs)}
     for op, f in zip(program.nodes, factors, strict=True):
         if op.index not in free_ops:
             folder.place(op, f)
     consumers = program.consumers()
-    cells: list[Cell] = []
-    cell_of: dict[int, int] = {}
+    clusters: list[OpCluster] = []
+    cluster_of: dict[int, int] = {}
     twins = {i: o for i, o in program.donated}
     replaced = {program.output_ops[o].index: program.input_ops[i].index for i, o in program.donated}
     done: dict[tuple[int, bool], int] = {}
@@ -291,29 +291,29 @@ def fold(
         key = folder.grouped.get(op.index)
         if key is not None:
             if key not in done:
-                done[key] = len(cells)
-                cells.append(_unary(folder, key, len(cells), axis_sizes, factors, consumers))
-            cell_of[op.index] = done[key]
+                done[key] = len(clusters)
+                clusters.append(_unary(folder, key, len(clusters), axis_sizes, factors, consumers))
+            cluster_of[op.index] = done[key]
             continue
         ops = [op]
         if op.name == "sbp.input" and op.index in twins:
             ops.append(program.output_ops[twins[op.index]])
-        cell_of[op.index] = len(cells)
-        cells.append(_single(folder, ops, f, len(cells), axis_sizes, allowed))
+        cluster_of[op.index] = len(clusters)
+        clusters.append(_single(folder, ops, f, len(clusters), axis_sizes, allowed))
     for output, source in replaced.items():
-        cell_of[output] = cell_of[source]
-    found = fusion(program, factors, cell_of)
-    for cell in cells:
-        read = (found.reads.get((cell.index, v.id), 0) for v in cell.ins)
-        cell.in_memory = (*read, *(int(v.id not in found.fused) for v in cell.outs))
-        cell.label = (*cell.label, cell.in_memory)
-    return Folded(cells, folder.free, found.fused, cell_of, factors, kinds)
+        cluster_of[output] = cluster_of[source]
+    found = fusion(program, factors, cluster_of)
+    for cluster in clusters:
+        read = (found.reads.get((cluster.index, v.id), 0) for v in cluster.ins)
+        cluster.in_memory = (*read, *(int(v.id not in found.fused) for v in cluster.outs))
+        cluster.label = (*cluster.label, cluster.in_memory)
+    return Clustering(clusters, folder.free, found.fused, cluster_of, factors, kinds)
 
 
 def _single(
-    folder: Folder, ops: list[Op], f: Factors, index: int, axis_sizes: tuple[int, ...],
+    folder: _Clusterer, ops: list[Op], f: Factors, index: int, axis_sizes: tuple[int, ...],
     allowed: Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]],
-) -> Cell:  # fmt: skip
+) -> OpCluster:  # fmt: skip
     op = ops[0]
     useful = useful_linear(op, f, folder.kinds)
     every = folder.strategies(f, axis_sizes, useful)
@@ -339,10 +339,10 @@ def _single(
         tuple(keep),
         pinned,
     )
-    return Cell(index, ops, ins, list(op.outs), ways, label, flops, times)
+    return OpCluster(index, ops, ins, list(op.outs), ways, label, flops, times)
 
 
-def _project(folder: Folder, ways: tuple[Strategy, ...], keep: tuple[int, ...]) -> tuple[Strategy, ...]:
+def _project(folder: _Clusterer, ways: tuple[Strategy, ...], keep: tuple[int, ...]) -> tuple[Strategy, ...]:
     """Strategies over the operands that need a decision; scalars that are always whole must stay so."""
     known = folder.projected.get((id(ways), keep))
     if known is not None:
@@ -357,9 +357,9 @@ def _project(folder: Folder, ways: tuple[Strategy, ...], keep: tuple[int, ...]) 
 
 
 def _unary(
-    folder: Folder, key: tuple[int, bool], index: int, axis_sizes: tuple[int, ...], factors: Sequence[Factors],
+    folder: _Clusterer, key: tuple[int, bool], index: int, axis_sizes: tuple[int, ...], factors: Sequence[Factors],
     consumers: dict[int, list[tuple[Op, int]]],
-) -> Cell:  # fmt: skip
+) -> OpCluster:  # fmt: skip
     root, ops = folder.root_value[key[0]], folder.groups[key]
     members = {v.id: folder.group_of_value[v.id][1] for op in ops for v in op.outs}
     inside = {op.index for op in ops}
@@ -368,19 +368,19 @@ def _unary(
     dims = tuple((k,) if root.shape[k] != 1 else () for k in range(n))
     sums = key[1] and folder._can_be_partial(root.id)
     plain = Factors((dims,), (dims,), root.shape, linear=(additive(0),) if sums else ())
-    cell = Cell(index, ops, [root], exits, (), (), 0.0, ops[0].outs[0].times, root, members)
+    cluster = OpCluster(index, ops, [root], exits, (), (), 0.0, ops[0].outs[0].times, root, members)
     shape_of_it = (root.shape, sums, tuple(members[v.id] for v in exits))
     if shape_of_it not in folder.unary:
         ways = []
         for s in strategies(plain, axis_sizes, (True,) if sums else (), folder.uneven):
-            follow = cell.follow(s.ins[0])
+            follow = cluster.follow(s.ins[0])
             ways.append(Strategy(s.ins, tuple(c for v in exits if (c := follow(v)) is not None), s.share))
         folder.unary[shape_of_it] = tuple(ways)
-    cell.strategies = folder.unary[shape_of_it]
-    cell.flops = sum(factors[op.index].flops for op in ops)
-    cell.label = (
+    cluster.strategies = folder.unary[shape_of_it]
+    cluster.flops = sum(factors[op.index].flops for op in ops)
+    cluster.label = (
         tuple((op.name, op.outs[0].dtype, len(op.ins)) for op in ops),
         root.shape, root.dtype, tuple(members[v.id] for v in exits), tuple(v.dtype for v in exits),
-        cell.times, sums,
+        cluster.times, sums,
     )  # fmt: skip
-    return cell
+    return cluster

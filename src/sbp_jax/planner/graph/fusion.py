@@ -28,8 +28,8 @@ _Pass = tuple[int, float, str]
 
 @dataclass(slots=True)
 class Fusion:
-    """``fused`` values never reach memory. ``reads`` counts how often a cell reads a value from memory, by (cell, value
-    id)."""
+    """``fused`` values never reach memory. ``reads`` counts how often a cluster reads a value from memory, by
+    (cluster, value id)."""
 
     fused: set[int] = field(default_factory=set)
     reads: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -74,12 +74,12 @@ def movable(program: Program, factors: Sequence[Factors]) -> list[bool]:
     ]
 
 
-def fusion(program: Program, factors: Sequence[Factors], cell_of: Mapping[int, int]) -> Fusion:
-    """What is fused, and what each cell reads."""
+def fusion(program: Program, factors: Sequence[Factors], cluster_of: Mapping[int, int]) -> Fusion:
+    """What is fused, and what each cluster reads."""
     f = _Fuser(program, factors)
     f.decide()  # as if nothing were fused
     f.decide()  # now that it is known what the operands are made of
-    return f.result(cell_of)
+    return f.result(cluster_of)
 
 
 class _Fuser:
@@ -185,13 +185,13 @@ class _Fuser:
                 self.leaves[i] = sources
         return sources
 
-    def result(self, cell_of: Mapping[int, int]) -> Fusion:
-        """Each pass that reads a value is charged to the first cell in it."""
+    def result(self, cluster_of: Mapping[int, int]) -> Fusion:
+        """Each pass that reads a value is charged to the first cluster in it."""
         found = Fusion(self.fused)
         claimed: dict[int, frozenset[int]] = {}
         for k, values in enumerate(self.reads):
-            cell = cell_of.get(k)
-            if cell is None:
+            cluster = cluster_of.get(k)
+            if cluster is None:
                 continue
             asked = self.asked[k]
             for i in values:
@@ -201,7 +201,7 @@ class _Fuser:
                 fresh = len(asked) if before is None else 0 if before is asked else len(asked - before)
                 if fresh:
                     claimed[i] = asked if before is None else before | asked
-                found.reads[cell, i] = found.reads.get((cell, i), 0) + fresh
+                found.reads[cluster, i] = found.reads.get((cluster, i), 0) + fresh
         return found
 
 

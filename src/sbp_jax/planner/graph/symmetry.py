@@ -1,8 +1,8 @@
-"""Repeated layers, found by structure alone: cells that look alike and are wired alike share one decision.
+"""Repeated layers, found by structure alone: clusters that look alike and are wired alike share one decision.
 
-Colour refinement (Weisfeiler and Leman, 1968) on the graph of cells: a cell's colour is what it computes, then
+Colour refinement (Weisfeiler and Leman, 1968) on the graph of clusters: a cluster's colour is what it computes, then
 again and again what it computes together with its neighbours' colours. Left to itself the refinement would tell
-every layer of a stack from the next by its distance to the ends. So after a few rounds a cell that would be left
+every layer of a stack from the next by its distance to the ends. So after a few rounds a cluster that would be left
 alone, or nearly, where a large group stays together, is kept with that group: the ends of a stack are planned
 like its middle. Sharing a decision is a restriction of the program, never a wrong plan.
 """
@@ -11,31 +11,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .clusters import Cell
+from .clusters import OpCluster
 
 _STRICT_ROUNDS = 2
 _ROUNDS = 12
 _MAJORITY = 2
 
 
-def classes(cells: Sequence[Cell], free: set[int]) -> list[int]:
-    """A class number for each cell, numbered by first appearance."""
-    producer = {v.id: (c.index, k) for c in cells for k, v in enumerate(c.outs)}
+def classes(clusters: Sequence[OpCluster], free: set[int]) -> list[int]:
+    """A class number for each cluster, numbered by first appearance."""
+    producer = {v.id: (c.index, k) for c in clusters for k, v in enumerate(c.outs)}
     found = [
-        (cell.index, k, *producer[v.id], cells[producer[v.id][0]].outs[producer[v.id][1]].shape != ())
-        for cell in cells
-        for k, v in enumerate(cell.ins)
+        (cluster.index, k, *producer[v.id], clusters[producer[v.id][0]].outs[producer[v.id][1]].shape != ())
+        for cluster in clusters
+        for k, v in enumerate(cluster.ins)
         if v.id in producer
     ]
     reader, operand, source, result, is_array = np.array(found, np.int64).reshape(-1, 5).T
     forward = is_array.astype(bool)  # what a scalar is used for tells its maker nothing
     port = _mix(operand * 65_537 + result)
     labels: dict[object, int] = {}
-    colour = np.array([labels.setdefault(c.label, len(labels)) for c in cells], np.int64)
+    colour = np.array([labels.setdefault(c.label, len(labels)) for c in clusters], np.int64)
     count = len(labels)
     for round_number in range(_ROUNDS):
-        before = _gather(len(cells), reader, _mix(colour[source]) ^ port)
-        after = _gather(len(cells), *_distinct(source[forward], (_mix(colour[reader]) ^ ~port)[forward]))
+        before = _gather(len(clusters), reader, _mix(colour[source]) ^ port)
+        after = _gather(len(clusters), *_distinct(source[forward], (_mix(colour[reader]) ^ ~port)[forward]))
         with np.errstate(over="ignore"):
             refined = _number(_mix(_mix(_mix(colour) + before) + after))
         if round_number >= _STRICT_ROUNDS:
@@ -57,7 +57,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _gather(n: int, at: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """By cell the sum of its edges' marks, which names their multiset."""
+    """By cluster the sum of its edges' marks, which names their multiset."""
     total = np.zeros(n, np.uint64)
     np.add.at(total, at, _mix(marks))
     return total

@@ -1,6 +1,6 @@
 """What a device holds over a step, for any choice: arguments, gradients, optimizer state, activations, boxed copies.
 
-A value in memory takes its piece's bytes from where it is made to its last reader (``lives``). Where it is boxed,
+A value in memory takes its piece's bytes from where it is made to its last reader (``liveness.py``). Where it is boxed,
 source and copy are held together at that moment: a copy smaller than its source is made at once, which frees the
 source; a larger one when it is first read. Several readers share the copy that the hub of the value stands for;
 what one of them needs beyond that is held for it alone. Arguments are held over the step, replacements of donated
@@ -12,18 +12,18 @@ and the plan that is chosen is measured by the same tables.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ...paths import named
 from ...rules.widen import Code
-from ...trace import Op, Program, Value, user_line
-from ..costs.cost_graph import Problem
-from ..costs.op_cost import CostModel
-from ..graph.clusters import Cell, Folded
-from .liveness import Life, lives
+from ...trace import Op, Value, user_line
+from ..costs.assemble import Decisions
+from ..costs.cost_graph import CostGraph
+from ..graph.clusters import OpCluster
+from .liveness import Lifetime, lifetimes
 
 
 def scratch(op: Op, device: str) -> float:
@@ -60,32 +60,14 @@ class _Table:
     values: list[Value] = field(default_factory=list)
 
 
-class FootprintLike(Protocol):
-    """The bytes of any choice over the step, and a problem whose total is those of one point."""
-
-    def over_time(self, choice: Sequence[int]) -> np.ndarray:
-        """Bytes a device holds at each node."""
-        ...
-
-    def at(self, point: int) -> Problem:
-        """The same nodes and choices, with the bytes held at one point instead of seconds."""
-        ...
-
-    def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
-        """What is held at one point, in words, and its bytes."""
-        ...
-
-
 class Footprint:
     """The bytes over the program's nodes of any choice, without spelling out its plan."""
 
-    def __init__(
-        self, problem: Problem, program: Program, folded: Folded, groups: Sequence[int], model: CostModel,
-    ) -> None:  # fmt: skip
-        self.problem, self.program, self.model = problem, program, model
-        self.n_nodes = len(program.nodes)
-        found = lives(program, folded.factors)
-        self.tables = list(_Tables(problem, program, folded, groups, model, found).run())
+    def __init__(self, decisions: Decisions, graph: CostGraph) -> None:
+        self.program = decisions.program
+        self.n_nodes = len(self.program.nodes)
+        self.n_choices = [len(c) for c in graph.nodes]
+        self.tables = list(_Tables(decisions, lifetimes(self.program, decisions.clustering.factors)).run())
         counts = [len(t.start) for t in self.tables]
         self._table = np.repeat(np.arange(len(self.tables)), counts)
         self._start = np.array([x for t in self.tables for x in t.start], np.int64)
@@ -106,10 +88,9 @@ class Footprint:
             np.add.at(change, self._end + 1, -sizes)
         return np.rint(np.cumsum(change[:-1]))  # bytes are whole; sums of large ones are not quite
 
-    def at(self, point: int) -> Problem:
-        """A problem whose total is the bytes held at one node instead of seconds: same nodes, same choices."""
-        base = self.problem
-        result = Problem([np.zeros(len(c)) for c in base.nodes], {}, base.n_classes, base.representative, base.count)
+    def at(self, point: int) -> CostGraph:
+        """A graph whose total is the bytes held at one node instead of seconds: same nodes, same choices."""
+        result = CostGraph([np.zeros(n) for n in self.n_choices], {})
         alive = self._table[(self._start <= point) & (point <= self._end)]
         for k, n in enumerate(np.bincount(alive, minlength=len(self.tables)).tolist()):
             t = self.tables[k]
@@ -144,36 +125,33 @@ _Key = tuple[Any, ...]
 class _Tables:
     """Builds the tables; equal ones, of values that share their decisions, are one."""
 
-    def __init__(
-        self, problem: Problem, program: Program, folded: Folded, groups: Sequence[int], model: CostModel,
-        found: dict[int, Life],
-    ) -> None:  # fmt: skip
-        self.problem, self.program, self.folded, self.groups = problem, program, folded, groups
-        self.model, self.lives = model, found
-        self.hub_of = {key: hub for hub, key in problem.hub_source.items()}
+    def __init__(self, decisions: Decisions, found: dict[int, Lifetime]) -> None:
+        self.decisions, self.lifetimes = decisions, found
+        self.clustering, self.groups, self.model = decisions.clustering, decisions.class_of, decisions.model
+        self.hub_of = {(hub.source, hub.result): n for n, hub in decisions.hubs.items()}
         self.tables: dict[_Key, _Table | None] = {}
         self.codes: dict[object, tuple[Code, ...]] = {}
         self.shares: dict[object, np.ndarray] = {}
         self.pairs: dict[object, dict[str, np.ndarray]] = {}
-        self.program_end = len(program.nodes)
+        self.program_end = len(decisions.program.nodes)
         self.readers: dict[int, list[tuple[int, int, int]]] = {}
-        for cell in folded.cells:
-            for position, v in enumerate(cell.ins):
-                self.readers.setdefault(v.id, []).append((groups[cell.index], position, cell.index))
+        for cluster in self.clustering.clusters:
+            for position, v in enumerate(cluster.ins):
+                self.readers.setdefault(v.id, []).append((self.groups[cluster.index], position, cluster.index))
 
     def run(self) -> Iterator[_Table]:
         """Every table that is not zero everywhere."""
-        for cell in self.folded.cells:
-            group = self.groups[cell.index]
+        for cluster in self.clustering.clusters:
+            group = self.groups[cluster.index]
             leaving = set()
-            for k, v in enumerate(cell.outs):
+            for k, v in enumerate(cluster.outs):
                 leaving.add(v.id)
                 if v.shape:
-                    self._result(cell, group, k, v)
-            if cell.root is not None:
-                inner = [v for op in cell.ops for v in op.outs]
+                    self._result(cluster, group, k, v)
+            if cluster.root is not None:
+                inner = [v for op in cluster.ops for v in op.outs]
                 for k, v in enumerate(inner):
-                    life = self.lives[v.id]
+                    life = self.lifetimes[v.id]
                     if v.id not in leaving and v.shape and not life.named and life.kept >= life.made:
                         self._add(("inside", group, k), group, -1, life.made, life.kept, v)
         yield from (t for t in self.tables.values() if t is not None)
@@ -190,10 +168,10 @@ class _Tables:
             table.end.append(end)
             table.values.append(v)
 
-    def _result(self, cell: Cell, group: int, k: int, v: Value) -> None:
-        life = self.lives[v.id]
+    def _result(self, cluster: OpCluster, group: int, k: int, v: Value) -> None:
+        life = self.lifetimes[v.id]
         made, whole, first, last, kept = life.made, life.whole, max(life.first, life.whole), life.last, life.kept
-        if k == 0 and cell.root is None and scratch(cell.ops[0], self.model.cluster.device.name):
+        if k == 0 and cluster.root is None and scratch(cluster.ops[0], self.model.hardware.device.name):
             self._add(("scratch", group, k), group, -1, made, made, v)
         readers = self.readers.get(v.id, ())
         hub = self.hub_of.get((group, k))
@@ -203,7 +181,7 @@ class _Tables:
             return
         other, position = (hub, -1) if hub is not None else readers[0][:2]
         where = (group, k, other, position)
-        renamed = [r for r in readers if self.folded.cells[r[2]].ops[0].name == "sbp.barrier"]
+        renamed = [r for r in readers if self.clustering.clusters[r[2]].ops[0].name == "sbp.barrier"]
         if hub is not None and 0 < len(renamed) < len(
             readers
         ):  # what reads it by another name boxes that, and shares no copy
@@ -228,13 +206,13 @@ class _Tables:
         if hub is not None:
             self._more(group, k, hub, v, life, readers)
 
-    def _times(self, life: Life, cell: int) -> tuple[int, int]:
-        """The first and last time that a cell reads a value."""
-        times = [life.reads[op.index] for op in self.folded.cells[cell].ops if op.index in life.reads]
+    def _times(self, life: Lifetime, cluster: int) -> tuple[int, int]:
+        """The first and last time that a cluster reads a value."""
+        times = [life.reads[op.index] for op in self.clustering.clusters[cluster].ops if op.index in life.reads]
         return min(a for a, _ in times), max(b for _, b in times)
 
     def _more(
-        self, group: int, k: int, hub: int, v: Value, life: Life, readers: Sequence[tuple[int, int, int]]
+        self, group: int, k: int, hub: int, v: Value, life: Lifetime, readers: Sequence[tuple[int, int, int]]
     ) -> None:
         """Copies beyond the hub's. Readers that want the same one share it, so each adds the time after the last."""
         found = []
@@ -250,31 +228,33 @@ class _Tables:
     def _make(self, key: _Key, v: Value, a: int, b: int) -> _Table | None:
         """The table that a key stands for; None where it is zero everywhere."""
         what, k = key[0], key[2]
-        cell = self.problem.representative[key[1]]
+        representative, hubs = self.decisions.representative, self.decisions.hubs
+        cluster = representative[key[1]]
         factor = float(v.size_bytes)
         if what == "inside":
-            inner = [x for op in cell.ops for x in op.outs][k]
-            of = np.array([self.model.share(v.shape, cell.follow(s.ins[0])(inner) or ()) for s in cell.strategies])
+            inner = [x for op in cluster.ops for x in op.outs][k]
+            of = np.array(
+                [self.model.share(v.shape, cluster.follow(s.ins[0])(inner) or ()) for s in cluster.strategies]
+            )
             return _Table("", a, b, of, factor)
-        made = self._codes((id(cell.strategies), "out", k), lambda: [s.outs[k] for s in cell.strategies])
+        made = self._codes((id(cluster.strategies), "out", k), lambda: [s.outs[k] for s in cluster.strategies])
         if what in ("own", "scratch"):
             if what == "scratch":
-                factor *= scratch(cell.ops[0], self.model.cluster.device.name)
+                factor *= scratch(cluster.ops[0], self.model.hardware.device.name)
             return _Table("scratch of " if what == "scratch" else "", a, b, self._shares(v.shape, made), factor)
         other, position = key[3], key[4]
         if what == "more":
-            made = self.problem.codes[key[5]]
+            made = hubs[key[5]].codes
         if position < 0:
-            codes = self.problem.codes[other]
+            codes = hubs[other].codes
         else:
-            ways = self.problem.representative[other].strategies
+            ways = representative[other].strategies
             codes = self._codes((id(ways), "in", position), lambda: [s.ins[position] for s in ways])
         of = self._pairs(v.shape, made, codes).get(what)
-        hub = key[5] if what == "more" else other
-        if of is not None and hub in self.problem.sets:  # a choice of the hub's is several signatures held at once
-            sets = self.problem.sets[hub]
+        hub = hubs.get(key[5] if what == "more" else other)
+        if of is not None and hub is not None and hub.sets:  # a choice of the hub's is several signatures held at once
             beyond = what == "more"
-            of = np.stack([of[list(x)].min(axis=0) for x in sets]) if beyond else self.problem.by_choice(hub, of)
+            of = np.stack([of[list(x)].min(axis=0) for x in hub.sets]) if beyond else hub.by_choice(of)
         words = "boxed copies of " if what in ("smaller", "larger", "more") else ""
         return None if of is None else _Table(words, a, b, of, factor)
 
@@ -314,14 +294,3 @@ class _Tables:
             }  # fmt: skip
             found = self.pairs[key] = {what: m for what, m in every.items() if m.any()}
         return found
-
-
-def penalised(problem: Problem, weights: Sequence[tuple[float, Problem]]) -> Problem:
-    """Seconds plus weighted bytes."""
-    total = replace(problem, nodes=[c.copy() for c in problem.nodes], edges=dict(problem.edges))
-    for price, bytes_at in weights:
-        if price:
-            total.nodes = [a + price * b for a, b in zip(total.nodes, bytes_at.nodes, strict=True)]
-            for (a, b), m in bytes_at.edges.items():
-                total.connect(a, b, price * m)
-    return total

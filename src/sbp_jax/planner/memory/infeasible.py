@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import PlanError
 from ...paths import fold, starred
-from .footprint import FootprintLike
+from .protocol import FootprintLike
 
 
 class TooSmall(PlanError):

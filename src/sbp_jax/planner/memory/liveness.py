@@ -46,7 +46,7 @@ _LONG = frozenset(("threefry2x32", "erf_inv", "digamma", "lgamma", "igamma"))
 
 
 @dataclass(slots=True)
-class Life:
+class Lifetime:
     """One value. ``made``, ``first`` and ``last`` are positions of nodes; ``last`` counts readers that compute it
     again as well, ``kept`` those that read it from memory: less than ``made`` where none does. ``whole``: when all of
     it is there, for a loop's stack the loop's end.
@@ -67,7 +67,7 @@ class Life:
     reads: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-def lives(program: Program, factors: Sequence[Factors]) -> dict[int, Life]:
+def lifetimes(program: Program, factors: Sequence[Factors]) -> dict[int, Lifetime]:
     """By value id."""
     return _Walk(program, factors).run()
 
@@ -97,7 +97,7 @@ class _Walk:
         self.repeats = [False] * (self.end + 1)
         self.again = [-1] * (self.end + 1)  # the last kernel that computes it again
         self.claimed: set[int] = set()
-        self.found: dict[int, Life] = {}
+        self.found: dict[int, Lifetime] = {}
 
     def _schedule(self) -> list[int]:
         """In program order, but updates in place of donated arguments as soon as they can: they free what they read.
@@ -136,7 +136,7 @@ class _Walk:
             low, high = min(low, first), max(high, final)
         return low, high
 
-    def run(self) -> dict[int, Life]:
+    def run(self) -> dict[int, Lifetime]:
         """Every value's life."""
         program = self.program
         # Bodies come after the ops at their boundary, so only those are read out of order; their times are fixed.
@@ -151,7 +151,7 @@ class _Walk:
             life.made, life.whole, life.kept, life.last, life.resident = 0, 0, last, max(life.last, life.first), True
         return self.found
 
-    def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Life:
+    def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Lifetime:
         at = op.index
         start = self._made(op, k)
         alone = len(readers) == 1
@@ -182,7 +182,7 @@ class _Walk:
         self.repeats[at] = repeats
         if not named and kept == last and kept > start and self._overwritten(v, kept):
             kept = last = kept - 1
-        return Life(v, start, self._whole(op, k), min(first, self.end), last, kept, named, home=home, reads=reads)
+        return Lifetime(v, start, self._whole(op, k), min(first, self.end), last, kept, named, home=home, reads=reads)
 
     def _widens(self, op: Op) -> bool:
         """Whether computing an op again reads more than its result: two operands as large as that, or more."""
@@ -202,7 +202,7 @@ class _Walk:
 
     def _read(
         self, user: Op, position: int, start: int, alone: bool
-    ) -> tuple[int, int, bool, Life | None]:  # fmt: skip
+    ) -> tuple[int, int, bool, Lifetime | None]:  # fmt: skip
         """First and last time that ``user`` reads ``v``; whether it can compute it itself; the name it gives it."""
         at = user.index
         if at in self.spans and user.name != "sbp.barrier":

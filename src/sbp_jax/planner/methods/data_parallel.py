@@ -13,11 +13,11 @@ from .task import Task, register
 def restriction(task: Task) -> Restriction:
     """State whole, all that counts examples split on the batch dimension over all axes."""
     r = family(task, "data_parallel")
-    axes = range(len(r.anatomy.axis_sizes))
+    axes = range(len(r.roles.axis_sizes))
     constant = [leaf for leaf in kept(task) if leaf.batch is None]
     # What zero_stage, or a pin, splits cannot be whole; then its gradients and updates need not be either.
     can_be_whole = [leaf for leaf in constant if any(max(code, default=-1) < 0 for code in leaf.codes)]
-    r.wish(can_be_whole, whole(r.anatomy.axis_sizes, axes), "whole")
+    r.wish(can_be_whole, whole(r.roles.axis_sizes, axes), "whole")
     split_batch(r, axes, state_whole=len(can_be_whole) == len(constant))
     return r
 
@@ -25,8 +25,8 @@ def restriction(task: Task) -> Restriction:
 def wide(task: Task) -> Restriction:
     """State whole, data split on one dim over all axes; which dim, and all between, is the search's choice."""
     r = family(task, "data_parallel")
-    axes = range(len(r.anatomy.axis_sizes))
-    r.wish(kept(task), whole(r.anatomy.axis_sizes, axes), "whole")
+    axes = range(len(r.roles.axis_sizes))
+    r.wish(kept(task), whole(r.roles.axis_sizes, axes), "whole")
     split_data(r, axes)
     return r
 

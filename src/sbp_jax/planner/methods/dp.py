@@ -11,7 +11,7 @@ import heapq
 
 import numpy as np
 
-from ..costs.cost_graph import IMPOSSIBLE, Problem
+from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from ..optimize.presolve import Reduction, reduce
 from ..optimize.program import Solution, improve
 from ..optimize.search import Found
@@ -75,7 +75,7 @@ class _Tables:
         return around
 
 
-def eliminate(problem: Problem) -> Solution | None:
+def eliminate(problem: CostGraph) -> Solution | None:
     """The best choice, proven where no table grew too large."""
     r = reduce(problem)
     start = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()})

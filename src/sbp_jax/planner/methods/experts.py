@@ -10,7 +10,7 @@ from functools import partial
 from ..costs.cost_graph import IMPOSSIBLE
 from ..memory.infeasible import TooSmall
 from ..optimize.search import Found
-from ..optimize.sweep import quick
+from ..optimize.sweep import sweep
 from . import data_parallel, megatron, zero2, zero3
 from . import merged_axes as coarse
 from .families import best_of_family
@@ -79,7 +79,7 @@ def coarsest(task: Task) -> dict[str, Found | None]:
 
 def _merged(task: Task) -> dict[str, Callable[[Task], Restriction]]:
     found: dict[str, Callable[[Task], Restriction]] = {}
-    for axes in coarse.merged_axes(task.anatomy.axis_sizes):
+    for axes in coarse.merged_axes(task.roles.axis_sizes):
         numbers = " and ".join(map(str, axes))
         found[f"plans that split along axes {numbers} of the mesh alike"] = partial(coarse.restriction, axes=axes)
     return found
@@ -88,7 +88,7 @@ def _merged(task: Task) -> dict[str, Callable[[Task], Restriction]]:
 def _families(task: Task) -> dict[str, Callable[[Task], Restriction]]:
     """By what to call them. Axes as one first: those are the larger families."""
     found = _merged(task)
-    if task.anatomy.known:
+    if task.roles.known:
         found |= {_WORDS[name]: rule for name, rule in _FAMILIES.items()}
     return found
 
@@ -98,8 +98,8 @@ def fallback(task: Task) -> tuple[str, Found] | None:
 
     Where the roles of the arguments are not known, one sweep over all plans takes their place.
     """
-    found: dict[str, Found | None] = {"sweep": quick(task.problem, task.footprint, task.limit_bytes)}
-    if task.anatomy.known:
+    found: dict[str, Found | None] = {"sweep": sweep(task.problem, task.footprint, task.limit_bytes)}
+    if task.roles.known:
         alone = replace(task, notes=[])
         rules = _STRATEGIES | _FAMILIES
         found |= {name: best_of_family(alone, rule(alone), exact=False) for name, rule in rules.items()}

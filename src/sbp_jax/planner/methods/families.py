@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ...errors import PlanError
 from ..optimize.search import Found
-from ..optimize.sweep import quick
+from ..optimize.sweep import sweep
 from .node_roles import Leaf
 from .restriction import Restriction, divided, divided_on, narrow, whole
 from .task import Task
@@ -21,19 +21,19 @@ _PATIENCE = 0.3
 
 def family(task: Task, name: str) -> Restriction:
     """An empty restriction for a task; ``PlanError`` where the roles of the arguments are not known."""
-    if not task.anatomy.known:
+    if not task.roles.known:
         raise PlanError(
             f"solver={name!r} speaks of parameters, optimizer state and data, but no argument is known to be a "
             "parameter: none that a model's parameters are in is donated. Donate the training state, "
             "donate_argnums=0 say, and return its new value; or pin the parameters, in_sbp=('B', None) say; or use "
             "solver='ilp'"
         )
-    return Restriction(task.anatomy)
+    return Restriction(task.roles)
 
 
 def kept(task: Task) -> list[Leaf]:
     """All that a step keeps: parameters, optimizer state, buffers."""
-    return [*task.anatomy.parameters, *(s for s, _ in task.anatomy.states), *task.anatomy.buffers]
+    return [*task.roles.parameters, *(s for s, _ in task.roles.states), *task.roles.buffers]
 
 
 def split_batch(r: Restriction, axes: range, state_whole: bool) -> None:
@@ -43,24 +43,24 @@ def split_batch(r: Restriction, axes: range, state_whole: bool) -> None:
     are split, and nothing is on a dim that data have: those axes split features only. Which dims count examples is
     found by ``planner/graph/batch.py``.
     """
-    sizes = r.anatomy.axis_sizes
+    sizes = r.roles.axis_sizes
     others = [a for a in range(len(sizes)) if a not in axes]
-    r.wish(r.anatomy.data, whole(sizes, others), "whole on the last axis")
-    leaves = [leaf for leaf in (*r.anatomy.data, *r.anatomy.buffers) if leaf.batch is not None]
+    r.wish(r.roles.data, whole(sizes, others), "whole on the last axis")
+    leaves = [leaf for leaf in (*r.roles.data, *r.roles.buffers) if leaf.batch is not None]
     r.wish_each(((x, divided_on(sizes, axes, x.batch or 0)) for x in leaves), "split on the batch dimension")
-    none = [leaf for leaf in r.anatomy.data if leaf.batch is None]
+    none = [leaf for leaf in r.roles.data if leaf.batch is None]
     r.wish(none, whole(sizes, axes), "whole")
-    if axes and r.anatomy.data and len(none) == len(r.anatomy.data):
+    if axes and r.roles.data and len(none) == len(r.roles.data):
         r.notes.append("no dimension of the data was found that counts examples: they are whole")
     r.along(axes, state_whole, others)
 
 
 def split_data(r: Restriction, axes: range) -> None:
     """The data are split on one dim over ``axes``, whole over the others; which dim is the search's choice."""
-    sizes = r.anatomy.axis_sizes
+    sizes = r.roles.axis_sizes
     others = [a for a in range(len(sizes)) if a not in axes]
-    r.wish(r.anatomy.data, whole(sizes, others), "whole on the last axis")
-    r.wish(r.anatomy.data, divided(sizes, axes, ndim_of_one=True), "split on one dimension")
+    r.wish(r.roles.data, whole(sizes, others), "whole on the last axis")
+    r.wish(r.roles.data, divided(sizes, axes, ndim_of_one=True), "split on one dimension")
 
 
 def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> Found | None:
@@ -76,7 +76,7 @@ def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> 
         alone = replace(task, problem=narrowed.problem, footprint=narrowed.footprint)
         found = timed_search(replace(alone, patience=_PATIENCE * task.patience, find_start=find_start))
     else:
-        found = quick(narrowed.problem, narrowed.footprint, task.limit_bytes)
+        found = sweep(narrowed.problem, narrowed.footprint, task.limit_bytes)
     if found is None:
         return None
     solution = replace(found.solution, choice=narrowed.widen(found.solution.choice), bound=0.0)

@@ -4,7 +4,7 @@ The repository's ``auto_parallel`` eliminates nodes and edges as ``optimize/pres
 and its ring of neighbours at a time (``SbpGraph::GreedyStrategy``). Nothing is proven: the bound is 0.
 """
 
-from ..costs.cost_graph import IMPOSSIBLE, Problem
+from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from ..optimize.presolve import reduce
 from ..optimize.program import Solution, improve
 from ..optimize.search import Found
@@ -18,7 +18,7 @@ def greedy(task: Task) -> Found | None:
     return until_it_fits(task, _descend, "greedy")
 
 
-def _descend(problem: Problem) -> Solution | None:
+def _descend(problem: CostGraph) -> Solution | None:
     kernel = reduce(problem)
     start = {n: int(c.argmin()) for n, c in kernel.nodes.items()}
     choice = kernel.expand(improve(kernel, start))

@@ -7,7 +7,6 @@ be the better: then it is the answer.
 import time
 from dataclasses import replace
 
-from ..costs.cost_graph import Problem
 from ..memory.infeasible import OutOfTime
 from ..optimize.search import Found
 from .experts import cheapest, coarsest
@@ -18,7 +17,7 @@ from .timed import timed_search
 _OPEN = 1e-3
 _MANY = 200_000
 _OPEN_IF_MANY = 0.01
-# With so many cells a class layers are planned as one. They change all at once, which leaves gaps in every family.
+# With so many clusters a class layers are planned as one. They change all at once, which leaves gaps in every family.
 _SHARED = 2.0
 _OPEN_IF_SHARED = 0.03
 # Beyond so many pairs of choices a search begins with a plan of the smallest family, in this part of the time limit.
@@ -36,7 +35,7 @@ def ilp(task: Task) -> Found | None:
 
     def find_start() -> tuple[int, ...] | None:
         """A plan of the smallest family: among so many choices a search finds its first one late."""
-        if task.problem.pairs <= _LATE or _is_shared(task.problem):
+        if task.problem.pairs <= _LATE or _is_shared(task):
             return None
         limit = None if task.time_limit is None else _FOR_A_START * task.time_limit
         first.update(coarsest(replace(task, thorough=False, time_limit=limit)))
@@ -58,7 +57,7 @@ def ilp(task: Task) -> Found | None:
         return late[1]
     if found is None or task.limit_bytes is None or (found.solution.timed_out and task.thorough):
         return found
-    if found.seconds - found.bound <= max(_open_at(task.problem), task.gap) * found.seconds:
+    if found.seconds - found.bound <= max(_open_at(task), task.gap) * found.seconds:
         return found
     left = task.time_limit
     if left is not None and task.thorough:  # else a search that used all its time up leaves the families as much
@@ -74,15 +73,15 @@ def ilp(task: Task) -> Found | None:
     return replace(found, solution=solution, seconds=expert.seconds, bound=min(found.bound, expert.seconds))
 
 
-def _open_at(problem: Problem) -> float:
+def _open_at(task: Task) -> float:
     """The relative gap from which on families are searched too."""
-    if _is_shared(problem):
+    if _is_shared(task):
         return _OPEN_IF_SHARED
-    return _OPEN_IF_MANY if problem.pairs > _MANY else _OPEN
+    return _OPEN_IF_MANY if task.problem.pairs > _MANY else _OPEN
 
 
-def _is_shared(problem: Problem) -> bool:
-    return sum(problem.count) > _SHARED * problem.n_classes
+def _is_shared(task: Task) -> bool:
+    return task.clusters_per_class > _SHARED
 
 
 def _is_hopeless(task: Task) -> bool:

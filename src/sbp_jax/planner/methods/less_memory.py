@@ -8,7 +8,7 @@ closed in on by halving. Found so, not proven: no claim is made that no smaller 
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..memory.footprint import penalised
+from ..costs.cost_graph import penalised
 from ..memory.infeasible import TooSmall
 from ..optimize.search import Found
 from . import Task
@@ -19,7 +19,7 @@ _ROUNDS = 10
 _FACTOR = 4.0
 
 
-def leaner(task: Task, best: Found, method: Callable[[Task], Found | None]) -> tuple[Found, str]:
+def less_memory(task: Task, best: Found, method: Callable[[Task], Found | None]) -> tuple[Found, str]:
     """A plan of at most ``1 + TOLERANCE`` times the seconds of ``best`` and no higher peak, and what to tell of it."""
     most = best.seconds * (1 + TOLERANCE)
 

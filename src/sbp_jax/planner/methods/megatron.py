@@ -16,9 +16,9 @@ from .zero_stages import follow
 def restriction(task: Task) -> Restriction:
     """Parameters whole but on the last axis, state like them, the batch split over the axes before it."""
     r = family(task, "megatron")
-    before = range(len(r.anatomy.axis_sizes) - 1)
+    before = range(len(r.roles.axis_sizes) - 1)
     constant = [leaf for leaf in kept(task) if leaf.batch is None]
-    r.wish(constant, whole(r.anatomy.axis_sizes, before), "whole but on the last axis")
+    r.wish(constant, whole(r.roles.axis_sizes, before), "whole but on the last axis")
     split_batch(r, before, state_whole=True)
     follow(r)
     return r
@@ -27,8 +27,8 @@ def restriction(task: Task) -> Restriction:
 def wide(task: Task) -> Restriction:
     """Parameters whole but on the last axis, state like them, data split on one dim over the axes before it."""
     r = family(task, "megatron")
-    before = range(len(r.anatomy.axis_sizes) - 1)
-    r.wish(kept(task), whole(r.anatomy.axis_sizes, before), "whole but on the last axis")
+    before = range(len(r.roles.axis_sizes) - 1)
+    r.wish(kept(task), whole(r.roles.axis_sizes, before), "whole but on the last axis")
     split_data(r, before)
     follow(r)
     return r

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...rules.widen import Code
-from ..costs.cost_graph import Problem
 from .restriction import Restriction
 from .task import Task
 
@@ -27,21 +26,12 @@ def merged_axes(axis_sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 def restriction(task: Task, axes: tuple[int, ...]) -> Restriction:
     """Every node's choices whose signatures are the same along ``axes``; all of them where none is."""
-    problem = task.problem
-    r = Restriction(task.anatomy)
-    for n in range(len(problem.nodes)):
-        alike = [k for k, codes in enumerate(_signatures(problem, n)) if all(_same(c, axes) for c in codes)]
+    r = Restriction(task.roles)
+    for n, choices in enumerate(task.roles.signatures):
+        alike = [k for k, codes in enumerate(choices) if all(_same(c, axes) for c in codes)]
         if alike:
             r.kept[n] = np.array(alike)
     return r
-
-
-def _signatures(problem: Problem, node: int) -> Iterator[tuple[Code, ...]]:
-    """By choice of a node, all signatures that it stands for."""
-    if node < problem.n_classes:
-        yield from ((*s.ins, *s.outs) for s in problem.representative[node].strategies)
-    else:
-        yield from (problem.shared(node, k) for k in range(len(problem.nodes[node])))
 
 
 def _same(code: Code, axes: tuple[int, ...]) -> bool:

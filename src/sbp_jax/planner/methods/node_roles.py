@@ -7,10 +7,9 @@ import numpy as np
 
 from ...paths import named
 from ...rules.widen import Code
-from ...trace import Op, Program, Value
-from ..costs.cost_graph import Problem
+from ...trace import Op, Value
+from ..costs.assemble import Decisions
 from ..graph.batch import Examples
-from ..graph.clusters import Folded
 from ..graph.roles import Roles
 
 Counts = tuple[int | None, tuple[int, ...], bool]
@@ -32,21 +31,19 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What goes through one of the problem's nodes: by choice the codes of the values it reads and makes.
-
-    ``dims``: of each value, the dim that counts examples, the dims that it has in common with data, whether it is a
-    matrix of weights; a set, for one node may stand for several cells.
-    """
+    """What goes through one of the nodes: for each value that it reads and makes, the dim that counts examples, the
+    dims that it has in common with data, whether it is a matrix of weights. A set, for a node may stand for several
+    clusters."""
 
     node: int
-    codes: tuple[tuple[Code, ...], ...]
     dims: frozenset[tuple[Counts, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Anatomy:
+class NodeRoles:
     """Which nodes decide what. ``states`` are (state, its parameter or None); ``gradients`` are gradients where the
-    parameters' updates read them. ``known``: whether any argument is known to be kept between steps."""
+    parameters' updates read them. ``known``: whether any argument is known to be kept between steps. ``signatures``:
+    by node and choice, the codes of all values that the node reads and makes."""
 
     axis_sizes: tuple[int, ...] = ()
     parameters: tuple[Leaf, ...] = ()
@@ -57,8 +54,9 @@ class Anatomy:
     flows: tuple[Flow, ...] = ()
     known: bool = False
     pinned: frozenset[int] = field(default_factory=frozenset)
+    signatures: tuple[tuple[tuple[Code, ...], ...], ...] = ()
 
-    def among(self, kept: Sequence[np.ndarray], followers: Set[int]) -> "Anatomy":
+    def among(self, kept: Sequence[np.ndarray], followers: Set[int]) -> "NodeRoles":
         """The same roles where only some choices of each node are left, and some nodes follow others."""
 
         def fewer(leaf: Leaf) -> Leaf:
@@ -73,28 +71,25 @@ class Anatomy:
             buffers=tuple(map(fewer, self.buffers)),
             data=tuple(map(fewer, self.data)),
             gradients=tuple(map(fewer, self.gradients)),
-            flows=tuple(
-                replace(flow, codes=tuple(flow.codes[k] for k in kept[flow.node]))
-                for flow in self.flows if flow.node not in followers
-            ),
-        )  # fmt: skip
+            flows=tuple(flow for flow in self.flows if flow.node not in followers),
+            signatures=tuple(tuple(codes[k] for k in left) for codes, left in zip(self.signatures, kept, strict=True)),
+        )
 
 
-def anatomy(
-    program: Program, found: Roles, folded: Folded, groups: Sequence[int], problem: Problem,
-    axis_sizes: tuple[int, ...], pins: Sequence[int] = (), batch: Examples | None = None,
-) -> Anatomy:  # fmt: skip
-    """Roles by node of the problem. ``pins`` are the indices of the ops that users pinned; ``batch`` says which dims
-    count examples."""
+def node_roles(
+    decisions: Decisions, found: Roles, pins: Sequence[int] = (), batch: Examples | None = None
+) -> NodeRoles:
+    """Roles by node. ``pins``: the indices of the ops that users pinned; ``batch``: which dims count examples."""
     batch = batch or Examples()
+    program = decisions.program
 
     def label_of(i: int) -> str:
         return named(program.input_ops[i].label, program.argument_names)
 
     def argument(i: int) -> Leaf:
         op = program.input_ops[i]
-        node = groups[folded.cell_of[op.index]]
-        ways = problem.representative[node].strategies
+        node = decisions.class_of[decisions.clustering.cluster_of[op.index]]
+        ways = decisions.representative[node].strategies
         value = op.outs[0]
         return Leaf(node, label_of(i), value.shape, tuple(s.outs[0] for s in ways), batch.dims.get(value.id))
 
@@ -103,45 +98,53 @@ def anatomy(
         (leaf.node, leaf.codes): leaf
         for g in found.gradients
         for reader in g.readers
-        if (leaf := _read(g.value, reader, label_of(g.parameter), folded, groups)) is not None
+        if (leaf := _read(g.value, reader, label_of(g.parameter), decisions)) is not None
     }
-    pinned = frozenset(groups[folded.cell_of[i]] for i in pins if i in folded.cell_of)
-    return Anatomy(
-        axis_sizes,
+    pinned = frozenset(node for i in pins if (node := decisions.node_of(i)) is not None)
+    return NodeRoles(
+        decisions.model.axis_sizes,
         tuple(leaves[i] for i in found.parameters),
         tuple((leaves[s], None if p is None else leaves[p]) for s, p in found.states.items()),
         tuple(leaves[i] for i in found.buffers if leaves[i].shape),
         tuple(leaves[i] for i in found.data),
         tuple(gradients.values()),
-        tuple(_flows(folded, groups, problem, batch)),
+        tuple(_flows(decisions, batch)),
         found.known,
         pinned,
+        tuple(_signatures(decisions)),
     )
 
 
-def _flows(folded: Folded, groups: Sequence[int], problem: Problem, batch: Examples) -> Iterator[Flow]:
+def _signatures(decisions: Decisions) -> Iterator[tuple[tuple[Code, ...], ...]]:
+    for cluster in decisions.representative:
+        yield tuple((*s.ins, *s.outs) for s in cluster.strategies)
+    for hub in decisions.hubs.values():
+        yield tuple(hub.held(k) for k in range(len(hub.sets or hub.codes)))
+
+
+def _flows(decisions: Decisions, batch: Examples) -> Iterator[Flow]:
     dims: dict[int, set[tuple[Counts, ...]]] = {}
-    for cell, node in zip(folded.cells, groups, strict=True):
-        values = (*cell.ins, *cell.outs)
+    for cluster, node in zip(decisions.clustering.clusters, decisions.class_of, strict=True):
+        values = (*cluster.ins, *cluster.outs)
         dims.setdefault(node, set()).add(
             tuple((batch.dims.get(v.id), batch.of_data.get(v.id, ()), v.id in batch.weights) for v in values)
         )
     for node, found in dims.items():
-        ways = problem.representative[node].strategies
-        if len(ways) > 1:
-            yield Flow(node, tuple((*s.ins, *s.outs) for s in ways), frozenset(found))
+        if len(decisions.representative[node].strategies) > 1:
+            yield Flow(node, frozenset(found))
 
 
-def _read(value: Value, reader: Op, label: str, folded: Folded, groups: Sequence[int]) -> Leaf | None:
+def _read(value: Value, reader: Op, label: str, decisions: Decisions) -> Leaf | None:
     """A value as an op reads it; None where the op needs no decision."""
-    if reader.index not in folded.cell_of:
+    clustering = decisions.clustering
+    if reader.index not in clustering.cluster_of:
         return None
-    cell = folded.cells[folded.cell_of[reader.index]]
-    at = next((k for k, v in enumerate(cell.ins) if v.id == value.id), None)
+    cluster = clustering.clusters[clustering.cluster_of[reader.index]]
+    at = next((k for k, v in enumerate(cluster.ins) if v.id == value.id), None)
     codes: list[Code] = []
-    for s in cell.strategies:
-        code = s.ins[at] if at is not None else cell.follow(s.ins[0])(value) if cell.root is not None else None
+    for s in cluster.strategies:
+        code = s.ins[at] if at is not None else cluster.follow(s.ins[0])(value) if cluster.root is not None else None
         if code is None:
             return None
         codes.append(code)
-    return Leaf(groups[cell.index], f"gradient of {label}", value.shape, tuple(codes))
+    return Leaf(decisions.class_of[cluster.index], f"gradient of {label}", value.shape, tuple(codes))

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from ..costs.cost_graph import Problem
-from ..memory.footprint import penalised
+from ..costs.cost_graph import CostGraph, penalised
 from ..memory.infeasible import TooSmall
 from ..optimize.program import Solution
 from ..optimize.search import Found
@@ -12,7 +11,7 @@ from .task import Task
 _ROUNDS = 30
 
 
-def until_it_fits(task: Task, method: Callable[[Problem], Solution | None], name: str) -> Found | None:
+def until_it_fits(task: Task, method: Callable[[CostGraph], Solution | None], name: str) -> Found | None:
     """What ``method`` finds where bytes have prices, doubled at each overflow; None where pins allow no plan."""
     solution = method(task.problem)
     if solution is None:

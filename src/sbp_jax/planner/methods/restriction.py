@@ -7,14 +7,14 @@ Choices are only taken away, never added, so the best plan of a family never bea
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...rules.widen import Code
-from ..costs.cost_graph import Problem, sliced
-from ..memory.footprint import FootprintLike
-from .node_roles import Anatomy, Counts, Leaf
+from ..costs.cost_graph import CostGraph, sliced
+from ..memory.protocol import FootprintLike
+from .node_roles import Counts, Leaf, NodeRoles
 
 Score = Callable[[Code], float]
 _NAMED = 3
@@ -26,7 +26,7 @@ _MATTERS = 3
 class Restriction:
     """The choices kept, by node, and pairs of leaves that must have one signature."""
 
-    anatomy: Anatomy
+    roles: NodeRoles
     kept: dict[int, np.ndarray] = field(default_factory=dict)
     together: list[tuple[Leaf, Leaf]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Restriction:
             self.kept[leaf.node] = kept[scores <= best]
             if best > 0:
                 dims = "x".join(map(str, leaf.shape))
-                why = "pinned" if leaf.node in self.anatomy.pinned else f"({dims})"
+                why = "pinned" if leaf.node in self.roles.pinned else f"({dims})"
                 short[f"{leaf.label} {why}"] = None
         if short:
             named = ", ".join(list(short)[:_NAMED])
@@ -58,7 +58,7 @@ class Restriction:
         ``others_whole``: what does not count examples is not split along ``axes``. Along ``of_features`` matrices of
         weights are split, and nothing is on a dim that data have.
         """
-        sizes = self.anatomy.axis_sizes
+        sizes = self.roles.axis_sizes
         weights = [math.log2(n) for n in sizes]  # where not all axes can be: the larger ones
         known: dict[tuple[Code, Counts], float] = {}
 
@@ -71,10 +71,11 @@ class Restriction:
                 known[code, counts] = sum(weights[a] for a in far)
             return known[code, counts]
 
-        for flow in self.anatomy.flows:
-            kept = self.kept.get(flow.node, np.arange(len(flow.codes)))
+        for flow in self.roles.flows:
+            codes = self.roles.signatures[flow.node]
+            kept = self.kept.get(flow.node, np.arange(len(codes)))
             scores = np.array([
-                sum(wrong(c, counts) for way in flow.dims for c, counts in zip(flow.codes[k], way, strict=True))
+                sum(wrong(c, counts) for way in flow.dims for c, counts in zip(codes[k], way, strict=True))
                 for k in kept
             ])  # fmt: skip
             self.kept[flow.node] = kept[scores <= scores.min() + 1e-9]
@@ -122,7 +123,7 @@ class Narrowed:
     of its choices the node's own, among all.
     """
 
-    problem: Problem
+    problem: CostGraph
     footprint: FootprintLike
     kept: tuple[np.ndarray, ...]
     tied: tuple[tuple[int, int, np.ndarray], ...] = ()
@@ -151,14 +152,14 @@ class _Footprint:
     def over_time(self, choice: Sequence[int]) -> np.ndarray:
         return self.base.over_time(_widened(choice, self.kept, self.tied))
 
-    def at(self, point: int) -> Problem:
+    def at(self, point: int) -> CostGraph:
         return sliced(self.base.at(point), self.kept, self.tied)
 
     def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
         return self.base.held(_widened(choice, self.kept, self.tied), point)
 
 
-def narrow(problem: Problem, footprint: FootprintLike, restriction: Restriction) -> Narrowed:
+def narrow(problem: CostGraph, footprint: FootprintLike, restriction: Restriction) -> Narrowed:
     """The problem within a restriction. Leaves that must be alike are one node."""
     kept = [restriction.kept.get(n, np.arange(len(c))) for n, c in enumerate(problem.nodes)]
     tied: list[tuple[int, int, np.ndarray]] = []
@@ -176,22 +177,7 @@ def narrow(problem: Problem, footprint: FootprintLike, restriction: Restriction)
         deciders.add(a.node)
         followers.add(b.node)
     left = tuple(k[:1] if n in followers else k for n, k in enumerate(kept))
-    return Narrowed(_renamed(sliced(problem, left, tied), left), _Footprint(footprint, left, tied), left, tuple(tied))
-
-
-def _renamed(problem: Problem, kept: Sequence[np.ndarray]) -> Problem:
-    """A sliced problem in which strategies and signatures are those of the choices that are left."""
-    cells = [
-        replace(c, strategies=tuple(c.strategies[k] for k in kept[n])) if len(kept[n]) < len(c.strategies) else c
-        for n, c in enumerate(problem.representative)
-    ]
-    codes, sets = dict(problem.codes), dict(problem.sets)
-    for hub, known in problem.codes.items():
-        if hub in sets:
-            sets[hub] = tuple(sets[hub][k] for k in kept[hub])
-        else:
-            codes[hub] = tuple(known[k] for k in kept[hub])
-    return replace(problem, representative=cells, codes=codes, sets=sets)
+    return Narrowed(sliced(problem, left, tied), _Footprint(footprint, left, tied), left, tuple(tied))
 
 
 def _widened(

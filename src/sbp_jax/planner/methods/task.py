@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...errors import PlanError
-from ..costs.cost_graph import Problem
-from ..memory.footprint import FootprintLike
+from ..costs.cost_graph import CostGraph
+from ..memory.protocol import FootprintLike
 from ..optimize.fit import FindStart
 from ..optimize.search import Found
-from .node_roles import Anatomy
+from .node_roles import NodeRoles
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,30 +25,32 @@ class Task:
         time_limit: seconds the search may take, where it can take long.
         thorough: whether to take them where that proves more.
         progress: told what is being done.
-        find_anatomy: which nodes decide parameters, optimizer state, data and gradients; not every method asks.
+        find_roles: which nodes decide parameters, optimizer state, data and gradients; not every method asks.
         notes: what a method adds is told with the plan.
         below: plans of so many seconds or more are of no interest.
         patience: multiplies the seconds that a search takes to fit into memory, where it is not thorough.
         find_start: gives a plan that fits, or None; asked where the cheapest plan does not fit.
+        clusters_per_class: how many clusters of ops share one decision, on average.
     """
 
-    problem: Problem
+    problem: CostGraph
     footprint: FootprintLike
     limit_bytes: float | None
     gap: float
     time_limit: float | None
     progress: Callable[[str], None]
-    find_anatomy: Callable[[], Anatomy] = Anatomy
+    find_roles: Callable[[], NodeRoles] = NodeRoles
     notes: list[str] = field(default_factory=list)
     thorough: bool = False
     below: float = math.inf
     patience: float = 1.0
     find_start: FindStart | None = None
+    clusters_per_class: float = 1.0
 
     @property
-    def anatomy(self) -> Anatomy:
+    def roles(self) -> NodeRoles:
         """Which nodes decide parameters, optimizer state, data and gradients."""
-        return self.find_anatomy()
+        return self.find_roles()
 
 
 # None: the pins allow no plan. Raises ``TooSmall`` where none is found that fits into memory.

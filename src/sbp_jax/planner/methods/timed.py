@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..costs.cost_graph import IMPOSSIBLE, Problem
-from ..memory.footprint import FootprintLike
+from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from ..memory.infeasible import OutOfTime
+from ..memory.protocol import FootprintLike
 from ..optimize.program import Solution, solve
 from ..optimize.search import Found, search
 from .task import Task
@@ -30,7 +30,7 @@ class _Watch:
     """
 
     base: FootprintLike
-    problem: Problem
+    problem: CostGraph
     limit_bytes: float
     deadline: float
     best: tuple[float, tuple[int, ...]] | None = None
@@ -48,7 +48,7 @@ class _Watch:
             raise _TimeUp
         return memory
 
-    def at(self, point: int) -> Problem:
+    def at(self, point: int) -> CostGraph:
         return self.base.at(point)
 
     def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:

@@ -1,7 +1,7 @@
 """The plan that moves nothing, where there is one.
 
 Where only movement costs (eager ops), a choice in which every value is made as all its readers want it costs zero,
-and nothing costs less: it needs no search, no cells, no prices. Most eager ops are such.
+and nothing costs less: it needs no search, no clusters, no prices. Most eager ops are such.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from ..graph.clusters import free_values
 from ..graph.partials import useful_linear
 
 
-def still(
+def unmoved(
     program: Program, factors: Sequence[Factors], kinds: dict[int, set[ReduceOp]], axis_sizes: tuple[int, ...],
     uneven: bool, allowed: Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]],
 ) -> list[Strategy | None] | None:  # fmt: skip

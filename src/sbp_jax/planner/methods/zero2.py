@@ -14,9 +14,9 @@ def restriction(task: Task) -> Restriction:
     """All that counts examples split on the batch dimension; optimizer state and gradients split along every axis
     that divides them."""
     r = family(task, "zero2")
-    axes = range(len(r.anatomy.axis_sizes))
-    constant = [x for x in r.anatomy.buffers if x.batch is None]
-    r.wish((*constant, *r.anatomy.parameters), whole(r.anatomy.axis_sizes, axes), "whole")
+    axes = range(len(r.roles.axis_sizes))
+    constant = [x for x in r.roles.buffers if x.batch is None]
+    r.wish((*constant, *r.roles.parameters), whole(r.roles.axis_sizes, axes), "whole")
     split_kept(r, 2, axes)
     split_batch(r, axes, state_whole=False)
     return r
@@ -25,8 +25,8 @@ def restriction(task: Task) -> Restriction:
 def wide(task: Task) -> Restriction:
     """Data split on one dim; optimizer state and gradients split along every axis that divides them."""
     r = family(task, "zero2")
-    axes = range(len(r.anatomy.axis_sizes))
-    r.wish((*r.anatomy.buffers, *r.anatomy.parameters), whole(r.anatomy.axis_sizes, axes), "whole")
+    axes = range(len(r.roles.axis_sizes))
+    r.wish((*r.roles.buffers, *r.roles.parameters), whole(r.roles.axis_sizes, axes), "whole")
     split_kept(r, 2, axes)
     split_data(r, axes)
     return r

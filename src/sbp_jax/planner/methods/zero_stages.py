@@ -9,11 +9,11 @@ gathered where they are used.
 from collections.abc import Sequence
 
 from ...errors import PlanError
-from .node_roles import Anatomy
+from .node_roles import NodeRoles
 from .restriction import Restriction, divided
 
 
-def zero(a: Anatomy, stage: int) -> Restriction:
+def zero(a: NodeRoles, stage: int) -> Restriction:
     """The restriction of a stage, 0 to 3, on all axes of the mesh."""
     if not a.known:
         raise PlanError(
@@ -31,14 +31,14 @@ def zero(a: Anatomy, stage: int) -> Restriction:
 
 def follow(r: Restriction) -> None:
     """Optimizer state has the signature of its parameter."""
-    for state, parameter in r.anatomy.states:
+    for state, parameter in r.roles.states:
         if parameter is not None:
             r.alike(parameter, state)
 
 
 def split_kept(r: Restriction, stage: int, axes: Sequence[int]) -> None:
     """Split along ``axes``: from stage 1 optimizer state, from 2 gradients, from 3 parameters."""
-    a = r.anatomy
+    a = r.roles
     score = divided(a.axis_sizes, axes)
     r.wish((state for state, _ in a.states), score, "split")
     if stage >= 2:

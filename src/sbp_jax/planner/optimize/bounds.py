@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..costs.cost_graph import IMPOSSIBLE, Problem
+from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from .presolve import Reduction, unreduced
 
 _SWEEPS = 5
@@ -153,7 +153,7 @@ class Closing:
         self.bound = max(self.bound, min(bound + trial.constant, most, self.objective))
 
 
-def spares(problem: Problem, deadline: float = math.inf) -> tuple[float, list[np.ndarray]]:
+def spares(problem: CostGraph, deadline: float = math.inf) -> tuple[float, list[np.ndarray]]:
     """A lower bound, and what each choice of each node costs beyond it at least, as far as some sweeps prove.
 
     Sweeps go on while the bound grows, up to a number, or to ``deadline`` (of ``time.monotonic``).

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..costs.cost_graph import Problem, sliced
-from ..memory.footprint import FootprintLike, penalised
+from ..costs.cost_graph import CostGraph, penalised, sliced
 from ..memory.infeasible import TooSmall
+from ..memory.protocol import FootprintLike
 from .bounds import spares
 from .bundle import largest, nearest
 from .program import Solution, solve, solve_within
@@ -84,7 +84,7 @@ class Fitting:
     takes where it is not thorough. ``find_start``, asked once some plan may fit: one that does, to begin with.
     """
 
-    problem: Problem
+    problem: CostGraph
     footprint: FootprintLike
     limit: float
     free: Solution
@@ -100,7 +100,7 @@ class Fitting:
     plans: list[_Seen] = field(default_factory=list)
     points: list[int] = field(default_factory=list)
     prices: dict[int, float] = field(default_factory=dict)
-    _at: dict[int, Problem] = field(default_factory=dict)
+    _at: dict[int, CostGraph] = field(default_factory=dict)
     _begun: bool = False
 
     def run(self) -> Solution | None:
@@ -137,7 +137,7 @@ class Fitting:
         bound = min(self.bound, self.best.seconds)
         return replace(self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound)
 
-    def _bytes_at(self, point: int) -> Problem:
+    def _bytes_at(self, point: int) -> CostGraph:
         if point not in self._at:
             self._at[point] = self.footprint.at(point)
         return self._at[point]

@@ -1,4 +1,4 @@
-"""Making the problem smaller without changing its optimum: what only follows is folded away, what loses is struck.
+"""Making the problem smaller without changing its optimum: what only follows is clustering away, what loses is struck.
 
 * A node with one neighbour, or two, is minimised out: its best answer to each choice of theirs becomes their
   cost (node and edge elimination: Jia, Zaharia and Aiken, "Beyond data and model parallelism", and OptCNN,
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..costs.cost_graph import Problem
+from ..costs.cost_graph import CostGraph
 
 _DENSE = 4_000_000
 _LONG = 1_000_000
@@ -172,20 +172,18 @@ class Reduction:
         return True
 
 
-def unreduced(problem: Problem) -> Reduction:
+def unreduced(problem: CostGraph) -> Reduction:
     """A problem as its own kernel."""
     around: dict[int, set[int]] = {n: set() for n in range(len(problem.nodes))}
     for a, b in problem.edges:
         around[a].add(b)
         around[b].add(a)
-    # A hub is beside the class whose value it shares.
-    beside = {n: min(around[n], default=n) if n >= problem.n_classes else n for n in around}
-    place = {n: k for k, n in enumerate(sorted(around, key=lambda n: (beside[n], n)))}
+    place = {n: k for k, n in enumerate(problem.order)}
     kept = [np.arange(len(c)) for c in problem.nodes]
     return Reduction(dict(enumerate(problem.nodes)), dict(problem.edges), kept, around=around, place=place)
 
 
-def reduce(problem: Problem, deadline: float = math.inf) -> Reduction:
+def reduce(problem: CostGraph, deadline: float = math.inf) -> Reduction:
     """The kernel of a problem; its optimum (plus ``constant``) is the problem's.
 
     Past ``deadline`` (of ``time.monotonic``) it stays as large as it is then: every step is exact on its own.

@@ -20,7 +20,7 @@ import numpy as np
 from scipy import sparse
 
 from ...errors import SbpError
-from ..costs.cost_graph import IMPOSSIBLE, Problem
+from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from .bounds import Closing, consistent
 from .presolve import Reduction, reduce
 
@@ -50,7 +50,7 @@ class Solution:
 
 
 def solve(
-    problem: Problem, gap: float = 0.0, time_limit: float | None = None, guesses: Iterable[Sequence[int]] = (),
+    problem: CostGraph, gap: float = 0.0, time_limit: float | None = None, guesses: Iterable[Sequence[int]] = (),
     relaxed: bool = False,
 ) -> Solution | None:  # fmt: skip
     """The best choice, or None when every choice is impossible. ``guesses`` are plans that may be good.
@@ -100,7 +100,7 @@ def _value(r: Reduction, choice: dict[int, int]) -> float:
 
 
 def solve_within(
-    problem: Problem, limits: Sequence[tuple[Problem, float]], gap: float, time_limit: float | None,
+    problem: CostGraph, limits: Sequence[tuple[CostGraph, float]], gap: float, time_limit: float | None,
     guess: Sequence[int] | None = None,
 ) -> Solution | None:  # fmt: skip
     """The best choice of which each of other totals (of the same nodes and choices) is at most its limit; or None.
@@ -144,7 +144,7 @@ class _Total:
 
 
 def _settled(
-    problem: Problem, free: Sequence[int]
+    problem: CostGraph, free: Sequence[int]
 ) -> tuple[dict[int, np.ndarray], dict[tuple[int, int], np.ndarray], float]:
     """Costs of the ``free`` nodes, their edges, and a constant: all other nodes have one choice."""
     nodes = {n: problem.nodes[n].copy() for n in free}

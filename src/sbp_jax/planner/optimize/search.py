@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..costs.cost_graph import Problem
-from ..memory.footprint import FootprintLike
+from ..costs.cost_graph import CostGraph
+from ..memory.protocol import FootprintLike
 from .fit import FindStart, Fitting
 from .program import Solution, solve
 
@@ -26,7 +26,7 @@ class Found:
 
 
 def search(
-    problem: Problem, footprint: FootprintLike, limit: float | None, gap: float, time_limit: float | None,
+    problem: CostGraph, footprint: FootprintLike, limit: float | None, gap: float, time_limit: float | None,
     progress: Callable[[str], None], thorough: bool = False, below: float = math.inf,
     patience: float = 1.0, find_start: FindStart | None = None,
 ) -> Found | None:  # fmt: skip

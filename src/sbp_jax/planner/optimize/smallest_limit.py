@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..amounts import bytes_text
-from ..costs.cost_graph import Problem, costless, sliced
-from ..memory.footprint import FootprintLike, penalised
+from ..costs.cost_graph import CostGraph, costless, penalised, sliced
 from ..memory.infeasible import TooSmall, holdings
+from ..memory.protocol import FootprintLike
 from .bundle import largest, nearest
 from .program import Solution, solve, solve_within
 
@@ -53,12 +53,12 @@ class Least:
 class Smallest:
     """The search for the smallest peak of one problem."""
 
-    problem: Problem
+    problem: CostGraph
     footprint: FootprintLike
-    at: Callable[[int], Problem]
+    at: Callable[[int], CostGraph]
     time_limit: float | None = None
     progress: Callable[[str], None] = lambda _: None
-    _costless: Problem | None = field(default=None)
+    _costless: CostGraph | None = field(default=None)
 
     def holding_least(self, weights: dict[int, float], unit: float, seconds: float = _ROUND_SECONDS) -> Solution | None:
         """The plan that holds the least at weighted points, in ``unit`` bytes, as far as found in some seconds."""

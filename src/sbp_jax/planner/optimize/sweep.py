@@ -4,18 +4,17 @@ The sweep gives each node, in the program's order, the choice that is cheapest b
 the others the best they could do.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..costs.cost_graph import IMPOSSIBLE, Problem
+from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from .presolve import Reduction, unreduced
 from .program import Solution, improve
 from .search import Found
 
 
-def quick(problem: Problem, footprint: Any, limit_bytes: float | None) -> Found | None:
+def sweep(problem: CostGraph, footprint: Any, limit_bytes: float | None) -> Found | None:
     """A plan in time linear in the problem; None where it finds none that is possible and fits."""
     r = unreduced(problem)
     choice = improve(r, _sweep(r, problem))
@@ -28,21 +27,12 @@ def quick(problem: Problem, footprint: Any, limit_bytes: float | None) -> Found 
     return Found(Solution(ordered, seconds, 0.0, len(problem.nodes), 0), seconds, 0.0)
 
 
-def _sweep(r: Reduction, problem: Problem) -> dict[int, int]:
+def _sweep(r: Reduction, problem: CostGraph) -> dict[int, int]:
     found: dict[int, int] = {}
-    for n in _order(problem):
+    for n in problem.order:
         cost = r.nodes[n].copy()
         for a in r.around[n]:
             m = r.matrix(n, a)
             cost = cost + (m[:, found[a]] if a in found else m.min(axis=1))
         found[n] = int(np.argmin(cost))
     return found
-
-
-def _order(problem: Problem) -> Sequence[int]:
-    """Classes as the program has them; a hub after the class whose value it shares."""
-    hubs: dict[int, list[int]] = {}
-    for hub, (source, _) in problem.hub_source.items():
-        hubs.setdefault(source, []).append(hub)
-    ordered = [n for k in range(problem.n_classes) for n in (k, *hubs.get(k, ()))]
-    return [*ordered, *(n for n in range(len(problem.nodes)) if n not in set(ordered))]

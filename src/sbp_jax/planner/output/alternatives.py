@@ -6,7 +6,7 @@ could is another question, which planning again answers (``forced``).
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from ...plan.insight import Alternative, Crossing, Decision, Held, Insight
 from ...rules.widen import Code, Strategy, code_of, signature_of
 from ...signature import Signature
 from ...trace import Lines, Program, Value
-from ..costs.cost_graph import IMPOSSIBLE, Problem
+from ..costs.assemble import Decisions
+from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from ..costs.op_cost import CostModel
-from ..graph.clusters import Cell, Folded
+from ..graph.clusters import OpCluster
 from ..memory.footprint import Footprint
 from .layers import BACKWARD, PARAMETER, UPDATE, Layers, layers
 from .timeline import NO_KERNELS, label_of
@@ -29,56 +30,54 @@ _DIGITS = 4
 
 
 def insight(
-    program: Program, folded: Folded, groups: Sequence[int], problem: Problem, choice: Sequence[int],
-    footprint: Footprint, model: CostModel, plan: PlanData,
-) -> Insight:  # fmt: skip
+    decisions: Decisions, graph: CostGraph, choice: Sequence[int], footprint: Footprint, plan: PlanData
+) -> Insight:
     """What can be said of a plan beyond what it takes to run it."""
+    program, clustering, groups = decisions.program, decisions.clustering, decisions.class_of
     lines = Lines()
     found = layers(program, lines)
     memory = footprint.over_time(choice)
     peak = int(memory.argmax()) if memory.size else -1
-    of_node = [groups[folded.cell_of[k]] if k in folded.cell_of else -1 for k in range(len(program.nodes))]
-    members: list[list[int]] = [[] for _ in range(problem.n_classes)]
-    made_by: list[dict[int, None]] = [{} for _ in range(problem.n_classes)]
-    maker = {v.id: group for cell, group in zip(folded.cells, groups, strict=True) for v in cell.outs}
-    for cell, group in zip(folded.cells, groups, strict=True):
-        members[group].append(cell.ops[0].index)
-        made_by[group].update((maker[v.id], None) for v in cell.ins)
-    around = _Around(problem, choice, footprint.at(peak) if peak >= 0 else None)
-    decisions = tuple(
-        _decision(k, problem, choice, around, model, members[k], tuple(made_by[k]), found, lines)
-        for k in range(problem.n_classes)
+    of_node = [-1 if (n := decisions.node_of(k)) is None else n for k in range(len(program.nodes))]
+    members: list[list[int]] = [[] for _ in range(decisions.n_classes)]
+    made_by: list[dict[int, None]] = [{} for _ in range(decisions.n_classes)]
+    maker = {v.id: group for cluster, group in zip(clustering.clusters, groups, strict=True) for v in cluster.outs}
+    for cluster, group in zip(clustering.clusters, groups, strict=True):
+        members[group].append(cluster.ops[0].index)
+        made_by[group].update((maker[v.id], None) for v in cluster.ins)
+    around = _Around(graph, decisions.hubs, choice, footprint.at(peak) if peak >= 0 else None)
+    described = tuple(
+        _decision(k, decisions, around, members[k], tuple(made_by[k]), found, lines) for k in range(decisions.n_classes)
     )
     inputs = [op.index for op in program.input_ops]
     return Insight(
-        tuple(found.spots), tuple(found.of_node), decisions, tuple(found.kinds), tuple(found.of_argument),
+        tuple(found.spots), tuple(found.of_node), described, tuple(found.kinds), tuple(found.of_argument),
         tuple(of_node[k] for k in inputs), tuple(_crossings(program, plan, of_node, found.of_node)),
         tuple(_held(program, footprint, choice, peak, found)), peak, tuple(map(tuple, members)),
     )  # fmt: skip
 
 
-def force(
-    problem: Problem, folded: Folded, groups: Sequence[int], forced: Mapping[int, Signature], names: Sequence[str]
-) -> None:
+def force(graph: CostGraph, decisions: Decisions, forced: Mapping[int, Signature]) -> None:
     """Make every other choice impossible for the decisions of some nodes: their result (an output's operand) has this
-    signature. ``names`` are those of the arguments given by position."""
+    signature."""
     for node, signature in forced.items():
         code = code_of(signature)
-        k = groups[folded.cell_of[node]]
-        ways = problem.representative[k].strategies
+        k = decisions.class_of[decisions.clustering.cluster_of[node]]
+        cluster = decisions.representative[k]
+        ways = cluster.strategies
         allowed = np.array([_key(s) == code for s in ways])
         if not allowed.any():
             possible = dict.fromkeys(str(signature_of(key)) for s in ways if (key := _key(s)) is not None)
             raise PlanError(
-                f"({signature}) is not among the signatures of {_spoken(problem.representative[k], names)}. "
+                f"({signature}) is not among the signatures of {_spoken(cluster, decisions.program.argument_names)}. "
                 f"Possible: {', '.join(f'({p})' for p in possible)}"
             )
-        problem.nodes[k] = np.where(allowed, problem.nodes[k], IMPOSSIBLE)
+        graph.nodes[k] = np.where(allowed, graph.nodes[k], IMPOSSIBLE)
 
 
-def _spoken(cell: Cell, names: Sequence[str]) -> str:
-    """A cell in words: the argument's path, or its primitives."""
-    return named(cell.ops[0].label, names) or label_of(cell)
+def _spoken(cluster: OpCluster, names: Sequence[str]) -> str:
+    """A cluster in words: the argument's path, or its primitives."""
+    return named(cluster.ops[0].label, names) or label_of(cluster)
 
 
 def _key(s: Strategy) -> Code | None:
@@ -89,22 +88,21 @@ def _key(s: Strategy) -> Code | None:
 class _Around:
     """For each node of a problem: what another choice of it alone adds."""
 
-    def __init__(self, problem: Problem, choice: Sequence[int], bytes_at: Problem | None) -> None:
-        self.problem, self.choice, self.bytes_at = problem, choice, bytes_at
-        self.beside: list[list[tuple[int, np.ndarray]]] = [[] for _ in problem.nodes]
-        for (a, b), m in problem.edges.items():
+    def __init__(
+        self, graph: CostGraph, hubs: Iterable[int], choice: Sequence[int], bytes_at: CostGraph | None
+    ) -> None:
+        self.graph, self.choice, self.bytes_at = graph, choice, bytes_at
+        self.beside: list[list[tuple[int, np.ndarray]]] = [[] for _ in graph.nodes]
+        for (a, b), m in graph.edges.items():
             self.beside[a].append((b, m))
             self.beside[b].append((a, m.T))
         # Of a hub, what each of its choices costs beside all nodes that it has an edge with.
-        self.hubs = {
-            h: problem.nodes[h] + sum(m[:, choice[x]] for x, m in self.beside[h])
-            for h in range(problem.n_classes, len(problem.nodes))
-        }
+        self.hubs = {h: graph.nodes[h] + sum(m[:, choice[x]] for x, m in self.beside[h]) for h in hubs}
 
     def seconds(self, k: int) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """By choice of ``k``: seconds more than now; and by hub beside it, which of its choices is then best."""
         now = self.choice[k]
-        total = self.problem.nodes[k] - self.problem.nodes[k][now]
+        total = self.graph.nodes[k] - self.graph.nodes[k][now]
         hubs: dict[int, np.ndarray] = {}
         for other, m in self.beside[k]:
             if other in self.hubs:
@@ -137,33 +135,33 @@ class _Around:
 
 
 def _decision(
-    k: int, problem: Problem, choice: Sequence[int], around: _Around, model: CostModel, members: Sequence[int],
-    made_by: tuple[int, ...], found: Layers, lines: Lines,
+    k: int, decisions: Decisions, around: _Around, members: Sequence[int], made_by: tuple[int, ...], found: Layers,
+    lines: Lines,
 ) -> Decision:  # fmt: skip
-    cell: Cell = problem.representative[k]
-    chosen = cell.strategies[choice[k]]
-    op = cell.ops[0]
-    value = next(iter(cell.outs or cell.ins), None)
-    runs = cell.times * problem.count[k]
-    now = model.compute_seconds(cell, chosen)
+    cluster, model = decisions.representative[k], decisions.model
+    chosen = cluster.strategies[around.choice[k]]
+    op = cluster.ops[0]
+    value = next(iter(cluster.outs or cluster.ins), None)
+    runs = cluster.times * decisions.count[k]
+    now = model.compute_seconds(cluster, chosen)
     seconds = 0.0 if op.name in NO_KERNELS else _round(now * runs)
     spots = Counter(found.of_node[n] for n in members)
     return Decision(
-        label_of(cell), op.label, lines(op.info), value.shape if value else (), str(value.dtype) if value else "",
+        label_of(cluster), op.label, lines(op.info), value.shape if value else (), str(value.dtype) if value else "",
         signature_of(_key(chosen) or ()), tuple(map(signature_of, chosen.ins)), tuple(spots.items()), made_by,
-        seconds, tuple(_others(k, cell, choice[k], around, model, runs, now)),
+        seconds, tuple(_others(k, cluster, around, model, runs, now)),
     )  # fmt: skip
 
 
 def _others(
-    k: int, cell: Cell, chosen: int, around: _Around, model: CostModel, runs: float, now: float
+    k: int, cluster: OpCluster, around: _Around, model: CostModel, runs: float, now: float
 ) -> list[Alternative]:
     """The cheapest strategy for every other signature, the cheapest first."""
-    ways = cell.strategies
+    ways = cluster.strategies
     if len(ways) < 2:
         return []
     total, hubs = around.seconds(k)
-    taken = {_key(ways[chosen])}
+    taken = {_key(ways[around.choice[k]])}
     found: list[Alternative] = []
     for to in np.argsort(total, kind="stable").tolist():
         if total[to] >= IMPOSSIBLE / 2 or len(found) == _MOST:
@@ -172,7 +170,7 @@ def _others(
         if key in taken:
             continue
         taken.add(key)
-        compute = (model.compute_seconds(cell, ways[to]) - now) * runs
+        compute = (model.compute_seconds(cluster, ways[to]) - now) * runs
         found.append(Alternative(
             signature_of(key or ()), tuple(map(signature_of, ways[to].ins)), _round(compute),
             _round(float(total[to]) - compute), round(around.bytes(k, to, hubs)),

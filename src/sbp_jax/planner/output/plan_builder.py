@@ -11,16 +11,18 @@ from ...rules import Factors, lookup
 from ...rules.widen import Code, Strategy, code_of, signature_of, strategies
 from ...signature import Signature
 from ...trace import Lines, Op, Program, Value, fingerprint, user_line
-from ..costs.cost_graph import Problem
+from ..costs.assemble import Decisions
 from ..costs.op_cost import CostModel
-from ..graph.clusters import Folded
+from ..graph.clusters import Clustering
 from ..memory.footprint import Footprint
 from ..pins import Allowed, narrow_to_pins
 from ..request import Request
 from .timeline import Positions, kernel_seconds, timeline
 
 
-def unmoved(program: Program, ways: Sequence[Strategy | None], request: Request, name: str, start: float) -> PlanData:
+def build_unmoved(
+    program: Program, ways: Sequence[Strategy | None], request: Request, name: str, start: float
+) -> PlanData:
     """The plan of strategies that move nothing: its cost is zero, and so is the bound. Memory is not looked at."""
     table, nodes = _tabulate(ways)
     return PlanData(
@@ -28,7 +30,7 @@ def unmoved(program: Program, ways: Sequence[Strategy | None], request: Request,
         inputs=[_leaf(op, op.outs[0], ways, 1) for op in program.input_ops],
         outputs=[_leaf(op, op.ins[0], ways, 0) for op in program.output_ops],
         strategies=table, nodes=nodes, boxing_list=[], compute_seconds=0.0, boxing_seconds=0.0, memory_per_device=0.0,
-        objective=0.0, bound=0.0, cluster=request.cluster.name, solver="still",
+        objective=0.0, bound=0.0, cluster=request.cluster.name, solver="unmoved",
         planning_seconds=time.perf_counter() - start, unruled=_unruled(program),
         argument_names=list(program.argument_names),
     )  # fmt: skip
@@ -46,16 +48,16 @@ def _tabulate(
 dtype_text = functools.cache(str)
 
 
-def spell_out(
-    program: Program, folded: Folded, problem: Problem, groups: Sequence[int], choice: Sequence[int],
-    footprint: Footprint, request: Request, model: CostModel, name: str,
-) -> PlanData:  # fmt: skip
+def build_plan(
+    decisions: Decisions, choice: Sequence[int], footprint: Footprint, request: Request, name: str
+) -> PlanData:
     """A choice as a plan: every node's signatures, every boxing between them."""
-    chosen = [cell.strategies[choice[k]] for cell, k in zip(folded.cells, groups, strict=True)]
-    shared = {made: problem.shared(hub, choice[hub]) for hub, made in problem.hub_source.items()}
+    program, clustering, groups, model = decisions.program, decisions.clustering, decisions.class_of, decisions.model
+    chosen = [cluster.strategies[choice[k]] for cluster, k in zip(clustering.clusters, groups, strict=True)]
+    shared = {(hub.source, hub.result): hub.held(choice[n]) for n, hub in decisions.hubs.items()}
     hubs = {
         v.id: shared[groups[c.index], k]
-        for c in folded.cells
+        for c in clustering.clusters
         for k, v in enumerate(c.outs)
         if (groups[c.index], k) in shared
     }
@@ -63,15 +65,19 @@ def spell_out(
     allowed = narrow_to_pins(program, request.pins, request.placement)
     known: dict[object, Strategy] = {}
     pinned = {*request.pins, *(program.input_ops[i].index for i, _ in program.donated)} if request.pins else set()
-    for op, f in zip(program.nodes, folded.factors, strict=True):
-        if op.index not in folded.cell_of:
+    for op, f in zip(program.nodes, clustering.factors, strict=True):
+        if op.index not in clustering.cluster_of:
             complete.append(None)
             continue
-        cell = folded.cells[folded.cell_of[op.index]]
-        alone = (groups[cell.index], id(f), op is cell.ops[0]) if cell.root is None and op.index not in pinned else None
+        cluster = clustering.clusters[clustering.cluster_of[op.index]]
+        alone = (
+            (groups[cluster.index], id(f), op is cluster.ops[0])
+            if cluster.root is None and op.index not in pinned
+            else None
+        )
         way = known.get(alone)
         if way is None:
-            ins, outs = cell.codes(chosen[cell.index], op)
+            ins, outs = cluster.codes(chosen[cluster.index], op)
             key = (id(f), ins, outs, op.index if op.index in pinned else -1)
             way = known.get(key)
             if way is None:
@@ -82,10 +88,10 @@ def spell_out(
     table, nodes = _tabulate(complete)
     lines = Lines()
     positions = Positions(program)
-    seconds = kernel_seconds(folded, groups, chosen, model)
+    seconds = kernel_seconds(decisions, chosen)
     light = {k for k, x in enumerate(seconds) if x <= request.cluster.op_seconds_floor}
-    boxings = list(_boxings(program, folded, complete, hubs, request, model, positions, light, lines))
-    compute = sum(c.times * seconds[c.index] for c in folded.cells)
+    boxings = list(_boxings(program, clustering, complete, hubs, request, model, positions, light, lines))
+    compute = sum(c.times * seconds[c.index] for c in clustering.clusters)
     memory = footprint.over_time(choice)
     moved = sum(b.seconds * b.times for b in boxings)
     return PlanData(
@@ -105,7 +111,7 @@ def spell_out(
         cluster=request.cluster.name,
         solver="",
         planning_seconds=0.0,
-        timeline=timeline(folded, groups, chosen, seconds, positions, memory, lines),
+        timeline=timeline(decisions, chosen, seconds, positions, memory, lines),
         argument_names=list(program.argument_names),
     )
 
@@ -113,7 +119,7 @@ def spell_out(
 def _complete(
     op: Op, f: Factors, ins: tuple[Code | None, ...], outs: tuple[Code, ...], request: Request, allowed: Allowed
 ) -> Strategy:
-    """The op's own strategy: the cell's, with the operands that needed no decision filled in."""
+    """The op's own strategy: the cluster's, with the operands that needed no decision filled in."""
     found = None
     for s in allowed(op, strategies(f, request.placement.shape, (True,) * len(f.linear), request.uneven)):
         if s.outs == outs and all(a is None or a == b for a, b in zip(ins, s.ins, strict=True)):
@@ -139,7 +145,7 @@ def _unruled(program: Program) -> list[tuple[str, str]]:
 
 
 def _boxings(
-    program: Program, folded: Folded, complete: Sequence[Strategy | None], hubs: dict[int, tuple[Code, ...]],
+    program: Program, clustering: Clustering, complete: Sequence[Strategy | None], hubs: dict[int, tuple[Code, ...]],
     request: Request, model: CostModel, positions: Positions, light: set[int], lines: Lines,
 ) -> Iterator[Boxing]:  # fmt: skip
     """For each value, how every signature its consumers need comes about."""
@@ -148,14 +154,14 @@ def _boxings(
         for op, way in zip(program.nodes, complete, strict=True)
         if way is not None
         for v, made in zip(op.outs, way.outs, strict=True)
-        if v.id not in folded.free
+        if v.id not in clustering.free
     }
     boxed: set[int] = set()
     for op, way in zip(program.nodes, complete, strict=True):
         for x, code in zip(op.ins, way.ins, strict=True) if way is not None else ():
             if isinstance(x, Value) and code != made_as.get(x.id, code):
                 boxed.add(x.id)
-    awaited = positions.awaited(program, folded, boxed, light)
+    awaited = positions.awaited(program, clustering, boxed, light)
     needs: dict[int, dict[Code, Op]] = {}
     first: dict[tuple[int, Code], int] = {}
     for i in boxed:
@@ -224,7 +230,7 @@ def _sources(
     def serve(codes: Sequence[Code]) -> tuple[float, dict[Code, Code]]:
         found = boxing.serve(
             signature_of(made), [signature_of(c) for c in codes], value.shape, value.itemsize, model.axis_sizes,
-            model.cluster,
+            model.hardware,
         )  # fmt: skip
         pairs = {code_of(dst): code_of(src) for dst, src in found.items()}
         every = list(dict.fromkeys([made, *codes]))

@@ -8,8 +8,8 @@ import numpy as np
 from ...plan.timeline import Cost, Loop, Timeline
 from ...rules.widen import Strategy
 from ...trace import Graph, Lines, Op, Program, Structured, user_line
-from ..costs.op_cost import CostModel
-from ..graph.clusters import Cell, Folded
+from ..costs.assemble import Decisions
+from ..graph.clusters import Clustering, OpCluster
 
 # A label names at most so many primitives of a fused chain.
 _NAMES = 4
@@ -55,21 +55,23 @@ class Positions:
             return op.index
         return place.last + 1 if value in place.inner else place.first
 
-    def awaited(self, program: Program, folded: Folded, boxed: Collection[int], light: set[int]) -> dict[int, int]:
+    def awaited(
+        self, program: Program, clustering: Clustering, boxed: Collection[int], light: set[int]
+    ) -> dict[int, int]:
         """By node that makes nobody wait, before which node its operands are needed: its readers' first.
 
-        These are changes of shape, what is fused into its readers, and the smallest kernels (cells in ``light``),
+        These are changes of shape, what is fused into its readers, and the smallest kernels (clusters in ``light``),
         which a scheduler puts off. Where results are ``boxed``, operands are needed at once.
         """
         readers: dict[int, int] = {}
         found: dict[int, int] = {}
-        reads, nodes, fused = program.reads(), program.nodes, folded.fused
+        reads, nodes, fused = program.reads(), program.nodes, clustering.fused
         for k in range(len(nodes) - 1, -1, -1):
             op = nodes[k]
             place = self._place.get(k)
             if place is None and op.outs:
-                cell = folded.cell_of.get(k)
-                is_kernel = cell is None or op.primitive is None or cell not in light
+                cluster = clustering.cluster_of.get(k)
+                is_kernel = cluster is None or op.primitive is None or cluster not in light
                 if all([i in readers and i not in boxed and (not is_kernel or i in fused)
                         for i in [v.id for v in op.outs]]):  # fmt: skip
                     found[k] = min([readers[v.id] for v in op.outs])
@@ -113,38 +115,40 @@ class Positions:
             self._walk(body, within)
 
 
-def kernel_seconds(
-    folded: Folded, groups: Sequence[int], chosen: Sequence[Strategy], model: CostModel
-) -> list[float]:  # fmt: skip
-    """By cell, what one run takes on the hardware, whatever ratio the search weighed it by.
+def kernel_seconds(decisions: Decisions, chosen: Sequence[Strategy]) -> list[float]:
+    """By cluster, what one run takes on the hardware, whatever ratio the search weighed it by.
 
     Arguments and results compute nothing: what the search adds for them only decides between equal plans.
     """
-    model = replace(model, computation_ratio=None)
+    model = replace(decisions.model, computation_ratio=None)
     by_group: dict[int, float] = {}
-    for cell, group in zip(folded.cells, groups, strict=True):
+    for cluster, group in zip(decisions.clustering.clusters, decisions.class_of, strict=True):
         if group not in by_group:
-            is_kernel = cell.ops[0].name not in NO_KERNELS
-            by_group[group] = model.compute_seconds(cell, chosen[cell.index]) if is_kernel else 0.0
-    return [by_group[group] for group in groups]
+            is_kernel = cluster.ops[0].name not in NO_KERNELS
+            by_group[group] = model.compute_seconds(cluster, chosen[cluster.index]) if is_kernel else 0.0
+    return [by_group[group] for group in decisions.class_of]
 
 
 def timeline(
-    folded: Folded, groups: Sequence[int], chosen: Sequence[Strategy], seconds: Sequence[float], positions: Positions,
+    decisions: Decisions, chosen: Sequence[Strategy], seconds: Sequence[float], positions: Positions,
     memory: np.ndarray, lines: Lines,
 ) -> Timeline:  # fmt: skip
-    """The timeline of chosen strategies that take ``seconds``, by cell; ``memory`` is the bytes held at each node."""
+    """The timeline of chosen strategies that take ``seconds``, by cluster; ``memory``: the bytes held at each node."""
     costs: dict[Cost, int] = {}
-    known: dict[tuple[int, str], int] = {}  # cells of a class cost the same
+    known: dict[tuple[int, str], int] = {}  # clusters of a class cost the same
     runs: list[tuple[int, int]] = []
-    for cell, group in zip(folded.cells, groups, strict=True):
-        op = cell.ops[0]
-        if not seconds[cell.index]:
+    for cluster, group in zip(decisions.clustering.clusters, decisions.class_of, strict=True):
+        op = cluster.ops[0]
+        if not seconds[cluster.index]:
             continue
         line = lines(op.info)
         cost = known.get((group, line))
         if cost is None:
-            new = Cost(f"{label_of(cell)} {line}".strip(), seconds[cell.index], cell.flops * chosen[cell.index].share)
+            new = Cost(
+                f"{label_of(cluster)} {line}".strip(),
+                seconds[cluster.index],
+                cluster.flops * chosen[cluster.index].share,
+            )
             cost = known[group, line] = costs.setdefault(new, len(costs))
         runs.append((op.index, cost))
     steps = np.flatnonzero(np.diff(memory, prepend=-1.0))
@@ -152,7 +156,7 @@ def timeline(
     return Timeline(tuple(costs), tuple(sorted(runs)), tuple(positions.loops), tuple(held))
 
 
-def label_of(cell: Cell) -> str:
-    """The primitives of a cell, the first few."""
-    names = list(dict.fromkeys(op.name for op in cell.ops))
+def label_of(cluster: OpCluster) -> str:
+    """The primitives of a cluster, the first few."""
+    names = list(dict.fromkeys(op.name for op in cluster.ops))
     return "+".join(names[:_NAMES]) + ("+…" if len(names) > _NAMES else "")
