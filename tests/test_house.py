@@ -1,6 +1,7 @@
 """The house's rules: imports go one way, jax's internals stay outside, no module grows past reading."""
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,6 +121,26 @@ def planner_faults(source: str, package: tuple[str, ...], room: str) -> list[str
     ]
 
 
+def files_imported(sources: dict[str, str], packages: set[str]) -> dict[str, set[str]]:
+    """By dotted name of a file, the files of ``sources`` that it imports; ``packages`` are those that are folders."""
+    found: dict[str, set[str]] = {}
+    for file, source in sources.items():
+        package = tuple(file.split(".")) if file in packages else tuple(file.split(".")[:-1])
+        names = [name for _, name in imported(source, package)]
+        files = {name if name in sources else name.rpartition(".")[0] for name in names}
+        found[file] = files & sources.keys() - {file}
+    return found
+
+
+def circle(files: dict[str, set[str]]) -> list[str]:
+    """Files that import each other, one after the other; empty where none do."""
+    try:
+        graphlib.TopologicalSorter(files).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
 def modules() -> list[Path]:
     """Every module of the package but the public face and ``__main__``."""
     return [p for p in sorted(PACKAGE.rglob("*.py")) if room_of(p) not in ("__init__", "__main__")]
@@ -132,6 +153,33 @@ def test_the_package_is_where_this_test_looks() -> None:
 @pytest.mark.parametrize("rooms", [ROOMS, PLANNER], ids=["package", "planner"])
 def test_rooms_form_no_circle(rooms: dict[str, set[str]]) -> None:
     assert [room for room in rooms if room in reachable(room, rooms)] == []
+
+
+def test_files_form_no_circle() -> None:
+    sources, packages = {}, set()
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(("sbp_jax", *path.relative_to(PACKAGE).with_suffix("").parts))
+        if path.name == "__init__.py":
+            packages.add(name := name.removesuffix(".__init__"))
+        sources[name] = path.read_text(encoding="utf-8")
+    assert circle(files_imported(sources, packages)) == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "there_is_one"),
+    [
+        ("from .b import f", "from .c import f", False),
+        ("from .b import f", "from . import a", True),
+        ("def f():\n    from . import b", "if TYPE_CHECKING:\n    from .a import F", True),
+        ("from . import b, c", "from .c import g", False),
+        ("import p.b", "import p.a", True),
+        ("from ..p import b", "from . import a", True),
+        ("from . import b", "from . import F", True),
+    ],
+)
+def test_circles_between_files_are_found(a: str, b: str, there_is_one: bool) -> None:
+    sources = {"p": "from .a import F", "p.a": a, "p.b": b, "p.c": "import numpy"}
+    assert bool(circle(files_imported(sources, {"p"}))) == there_is_one
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))

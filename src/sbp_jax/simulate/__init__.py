@@ -2,5 +2,5 @@
 
 from .engine import simulate as simulate
 from .faster_links import with_faster_links as with_faster_links
-from .result import Event as Event
 from .result import Simulation as Simulation
+from .trace import Event as Event

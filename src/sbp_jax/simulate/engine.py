@@ -21,7 +21,8 @@ from ..cluster import Cluster
 from ..errors import PlanError, SbpError
 from ..plan import PlanData
 from ..plan.timeline import Loop, Timeline
-from .result import COMPUTE, Event, Simulation
+from .result import COMPUTE, Simulation
+from .trace import Event
 from .transfers import Transfer, transfers
 
 # Iterations of a loop that are drawn one by one.

@@ -5,27 +5,9 @@ from pathlib import Path
 
 from ..cluster import Cluster
 from . import trace
+from .trace import Event
 
 COMPUTE = "compute"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that runs on a track ("compute", or a level of links) from ``start_seconds`` for ``seconds``.
-
-    ``count`` > 1: iterations of a loop drawn as one; the track need not be busy all the while. ``node``: the program's
-    node that is computed, -1 for what is none.
-    """
-
-    name: str
-    track: str
-    start_seconds: float
-    seconds: float
-    detail: str = ""
-    bytes: float = 0.0
-    flops: float = 0.0
-    count: float = 1.0
-    node: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +55,8 @@ class Simulation:
 
     def save_trace(self, path: str | Path) -> None:
         """Write the step as a trace that ui.perfetto.dev and chrome://tracing open. ``PlanError`` if it cannot."""
-        trace.save(self, path)
+        title = f"{self.function}: one of {self.devices} {self.cluster.name} devices"
+        trace.save(path, trace.to_json(title, sorted(self.communication_seconds), self.events, self.memory))
 
     def __str__(self) -> str:
         def share(seconds: float) -> str:

@@ -1,15 +1,13 @@
 """Calls: equations whose body simply takes their place."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._compat import opened
 from ..errors import SbpError
 from .graph import Atom
+from .scope import Tracer
 from .source import user_line
-
-if TYPE_CHECKING:
-    from .build import Tracer
 
 # primitive -> the parameter that holds the body
 BODIES = {
@@ -21,7 +19,7 @@ BODIES = {
 }  # fmt: skip
 
 
-def linear_solve(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+def linear_solve(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``lax.custom_linear_solve``: only its solver runs; the rest of it is for derivatives, taken before."""
     lengths, (solve, consts) = eqn.params["const_lengths"], opened(eqn.params["jaxprs"].solve)
     first = lengths.matvec + lengths.vecmat
@@ -30,7 +28,7 @@ def linear_solve(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
 
 
 def _refuse(what: str, instead: str) -> Callable[..., Sequence[Atom]]:
-    def handler(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+    def handler(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
         line = user_line(eqn.source_info) or "an unknown line"
         raise SbpError(f"{line}: {what} cannot be part of a planned function; {instead}")
 

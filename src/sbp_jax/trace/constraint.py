@@ -7,7 +7,7 @@ is known: which signatures a ``Constraint`` leaves is found with the placement (
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, Sharding
@@ -16,12 +16,10 @@ from ..errors import SbpError
 from ..shardings import device_ids
 from .graph import Atom, Lit
 from .pin import pin_p
+from .scope import Tracer
 from .source import user_line
 
-if TYPE_CHECKING:
-    from .build import Tracer
-
-Rewriter = Callable[["Tracer", Any, list[Atom]], Sequence[Atom]]
+Rewriter = Callable[[Tracer, Any, list[Atom]], Sequence[Atom]]
 
 # Parameters of ordinary ops that say how the result lies. Only explicit mesh axes count there.
 _OF_RESULTS = ("sharding", "out_sharding")
@@ -59,24 +57,24 @@ def called(params: Mapping[str, Any]) -> str:
     return "to_global" if found is None else found.call
 
 
-def sharding_constraint(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+def sharding_constraint(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``jax.lax.with_sharding_constraint``."""
     sharding, free = eqn.params["sharding"], eqn.params.get("unconstrained_dims", ())
     return [_pinned(t, ins[0], sharding, "with_sharding_constraint", eqn.source_info, free)]
 
 
-def reshard(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+def reshard(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``jax.sharding.reshard``, and what ``jax.grad`` writes for it: it speaks of explicit axes only."""
     return [_pinned(t, ins[0], eqn.params["dst_sharding"], "reshard", eqn.source_info, is_typed=True)]
 
 
-def device_put(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+def device_put(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``jax.device_put``, of several values at once."""
     targets = eqn.params["devices"]
     return [_put(t, x, target, eqn.source_info) for x, target in zip(ins, targets, strict=True)]
 
 
-def _put(t: "Tracer", x: Atom, target: Any, info: Any) -> Atom:
+def _put(t: Tracer, x: Atom, target: Any, info: Any) -> Atom:
     if target is None or str(target) == str(jax.memory.Space.Device):
         return x
     if isinstance(target, jax.memory.Space):
@@ -84,7 +82,7 @@ def _put(t: "Tracer", x: Atom, target: Any, info: Any) -> Atom:
     return _pinned(t, x, getattr(target, "sharding", target), "device_put", info)
 
 
-def around_call(t: "Tracer", eqn: Any, inline: Callable[[list[Atom]], Sequence[Atom]], ins: list[Atom]) -> list[Atom]:
+def around_call(t: Tracer, eqn: Any, inline: Callable[[list[Atom]], Sequence[Atom]], ins: list[Atom]) -> list[Atom]:
     """The results of a nested call, its arguments and results pinned to its shardings, where it has any."""
     given, made = eqn.params.get("in_shardings", ()), eqn.params.get("out_shardings", ())
     if any(isinstance(s, Sharding) for s in given):
@@ -95,7 +93,7 @@ def around_call(t: "Tracer", eqn: Any, inline: Callable[[list[Atom]], Sequence[A
     return results
 
 
-def _if_said(t: "Tracer", x: Atom, sharding: Any, call: str, eqn: Any) -> Atom:
+def _if_said(t: Tracer, x: Atom, sharding: Any, call: str, eqn: Any) -> Atom:
     return _pinned(t, x, sharding, call, eqn.source_info) if isinstance(sharding, Sharding) else x
 
 
@@ -112,13 +110,13 @@ def without_shardings(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], Nam
     return {**params, **{n: None for n, _ in found}}, sharding if is_asked else None
 
 
-def pinned_result(t: "Tracer", x: Atom, sharding: NamedSharding, info: Any) -> Atom:
+def pinned_result(t: Tracer, x: Atom, sharding: NamedSharding, info: Any) -> Atom:
     """The result of an op that names its own ``out_sharding``."""
     return _pinned(t, x, sharding, "out_sharding", info, is_typed=True)
 
 
 def _pinned(
-    t: "Tracer", x: Atom, sharding: Any, call: str, info: Any, unconstrained: Sequence[int] = (),
+    t: Tracer, x: Atom, sharding: Any, call: str, info: Any, unconstrained: Sequence[int] = (),
     is_typed: bool = False,
 ) -> Atom:  # fmt: skip
     """``x`` behind a pin; ``x`` itself where the sharding asks nothing. ``is_typed``: automatic axes say nothing."""
@@ -140,7 +138,8 @@ def _pinned(
             f"{_line(info)}: {call} asks for {sharding}, which names no mesh axes. Give a NamedSharding of the "
             "placement's mesh (placement.mesh), or leave it out"
         )
-    return t.emit("sbp.pin", [x], [x], {"constraint": asked}, pin_p, info)[0]
+    params = {"constraint": asked}
+    return t.emit("sbp.pin", [x], [x], params, pin_p, info, called(params))[0]
 
 
 def constraint_of(

@@ -6,7 +6,7 @@ body's argument and final result out), ``unstack``/``stack`` are what a scan tak
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,10 @@ from jax.extend import core as jex
 
 from .._compat import opened, scan_operands
 from .graph import Atom, Lit, Op, Structured
-
-if TYPE_CHECKING:
-    from .build import Tracer
+from .scope import Tracer
 
 
-def barrier(t: "Tracer", ins: Sequence[Atom], info: Any) -> list[Atom]:
+def barrier(t: Tracer, ins: Sequence[Atom], info: Any) -> list[Atom]:
     """An optimisation barrier over several values: each keeps a signature of its own, lowered as one tuple."""
     links: list[Op] = []
     outs: list[Atom] = []
@@ -37,11 +35,11 @@ def barrier(t: "Tracer", ins: Sequence[Atom], info: Any) -> list[Atom]:
     return outs
 
 
-def _enter(inner: "Tracer", x: Atom, var: Any, info: Any) -> Op:
+def _enter(inner: Tracer, x: Atom, var: Any, info: Any) -> Op:
     return Op("sbp.enter", (x,), (inner.value(var.aval),), info=info)
 
 
-def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+def scan(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``lax.scan``: constants, carry, stacked inputs; carry, stacked outputs."""
     p, info = eqn.params, eqn.source_info
     (n_consts, n_carry), (jaxpr, consts), length = scan_operands(p), opened(p["jaxpr"]), p["length"]
@@ -70,7 +68,7 @@ def scan(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     return [*(op.outs[1] for op in carry), *(op.outs[0] for op in stack)]
 
 
-def while_loop(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+def while_loop(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``lax.while_loop``: the condition is whole on every device, so that all stop together.
 
     A condition with effects is computed before the loop and at the end of its body, and carried: so does JAX where the
@@ -129,7 +127,7 @@ def _like(x: Atom) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def _kept(t: "Tracer", eqn: Any, goes_on: Atom, new: Sequence[Atom], old: Sequence[Atom]) -> list[Atom]:
+def _kept(t: Tracer, eqn: Any, goes_on: Atom, new: Sequence[Atom], old: Sequence[Atom]) -> list[Atom]:
     """What a loop under ``vmap`` carries on: the new values of elements that go on, the old ones of those that stopped.
 
     ``goes_on`` has the leading dims of the others.
@@ -174,7 +172,7 @@ def _trip_count(cond: Any, body: Any, n_cond: int, n_body: int, initial: Sequenc
     return float(max(0, int(bound) - int(first.literal))) if by_one and own else None
 
 
-def cond(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+def cond(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """``lax.cond``/``switch``: every branch planned; results join in one signature."""
     branches, info = eqn.params["branches"], eqn.source_info
     index, operands = ins[0], ins[1:]

@@ -5,7 +5,7 @@ the words that they are sent as.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -15,10 +15,8 @@ from ..rules import lookup
 from ..rules.once import Once, from_words, run_once, words_of
 from ..rules.user import REGISTERED
 from .graph import Atom
+from .scope import Tracer
 from .source import user_line
-
-if TYPE_CHECKING:
-    from .build import Tracer
 
 # Without an effect of JAX's, but not the same whenever and wherever they run.
 _IMPURE = ("pure_callback", "buffer_callback", "rng_uniform")
@@ -32,7 +30,7 @@ def concerns(eqn: Any) -> bool:
     return bool(eqn.effects) or eqn.primitive.name in _IMPURE
 
 
-def emit(t: "Tracer", eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
+def emit(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
     """The equation as an op that runs once. Effects that this library does not know raise ``SbpError``."""
     name, info = eqn.primitive.name, eqn.source_info
     kinds = {type(e).__name__ for e in eqn.effects}
