@@ -156,6 +156,7 @@ def case_arguments() -> Any:
         "numpy": lambda x: x,
         "arrays": jnp.asarray,
         "own device": lambda x: jax.device_put(x, d),
+        "device of one": lambda x: jax.device_put(x, jax.devices()[5]),
         "other order": lambda x: jax.device_put(x, sbp.to_sharding("S(0)", row(7, 6, 5, 4, 3, 2, 1, 0), x.ndim)),
         "tensors": lambda x: sbp.tensor(x, placement=mesh(), sbp="P, S(0)"),
         "some devices": lambda x: sbp.tensor(x, placement=row(2, 3, 5, 4), sbp="S(0)"),
@@ -171,12 +172,37 @@ def case_arguments() -> Any:
     return found
 
 
+def case_compiled() -> list[str]:
+    """What is compiled after the first step."""
+    planned = sbp.auto_parallel(step, placement=mesh(), donate_argnums=0)
+    state: Any = (W, W.T.copy())
+    state, _ = planned(state, X)
+    compiled: list[str] = []
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for _ in range(3):
+            state, _ = planned(state, X)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    return compiled
+
+
+def test_a_loop_compiles_its_step_once(world: World) -> None:
+    """Though the first step takes three values that all processes have, and the others one."""
+    assert world.run(case_compiled) == [[]] * 4
+
+
 def test_arguments_may_lie_anywhere(world: World) -> None:
     state, value = (jnp.asarray(W), jnp.asarray(W.T)), None
     for _ in range(3):
         state, value = jax.jit(step)(state, X)
     for found in world.run(case_arguments, timeout=300):
-        assert len(found) == 7
+        assert len(found) == 8
         for one in found.values():
             same([one] * 4, [*state, value])
 

@@ -18,8 +18,8 @@ from .effects import Log, in_order
 from .generate import Generated, generate
 
 # Compiled as it is: quick, and where it matters without the simplifier, which merges a slice of a slice without the
-# clamping in between (JAX 0.10.2: jit of dynamic_slice(dynamic_slice(x, (8,), (2,)), (0,), (1,)) is not what
-# it is without jit).
+# clamping in between (JAX 0.10.2: jit of dynamic_slice(dynamic_slice(x, (8,), (2,)), (0,), (1,)) is not what it is
+# without jit).
 PLAIN: Any = {"xla_backend_optimization_level": 0, "xla_disable_hlo_passes": "algsimp"}
 
 _CPU = sbp.cluster.CPU

@@ -70,7 +70,7 @@ class ParallelFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         last, tracing = self._last, is_tracing()
-        if last is not None and not kwargs and not self._roles.has_static and not tracing:
+        if last is not None and not kwargs and not self._roles.has_static and not tracing and last.takes(args):
             try:
                 return last.run(*args, ({}, last.constants))
             except OtherCall:

@@ -57,6 +57,19 @@ class LoweredStep:
     waits: bool = False
     """Whether a run must end before the next may start."""
 
+    is_shared: bool = False
+    """Whether other processes run it too."""
+
+    def takes(self, args: Sequence[Any]) -> bool:
+        """Whether it may be tried with arguments as they are: all processes must come to the same answer.
+
+        Of an array in one process's devices JAX would take there what it refuses elsewhere.
+        """
+        if not self.is_shared:
+            return True
+        leaves = jax.tree.leaves(args)
+        return len(leaves) == len(self.shardings) and all(map(values.is_there, leaves, self.shardings))
+
     def run(self, *arguments: Any) -> Any:
         """One run of ``jitted``."""
         results = self.jitted(*arguments)
@@ -151,10 +164,12 @@ def lowered_step(
         out_shardings=jax.tree.unflatten(out_tree, made),
         donate_argnums=donate,
     )
+    owners = {d.process_index for d in mesh.devices.flat}
     options = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
     return LoweredStep(
         plan, jit(step_here, compiler_options=options), jit(step), jax.jit(unplanned), constants, shardings[:n],
-        context, jit(step, compiler_options=options), donated_names, cannot_run_ahead(mesh.devices.flat),
+        context, jit(step, compiler_options=options), donated_names,
+        cannot_run_ahead(mesh.devices.flat), len(owners) > 1,
     )  # fmt: skip
 
 
