@@ -1,16 +1,18 @@
-"""One value, several signatures wanted: which is boxed from which, at the least cost in all."""
+"""One value, several signatures wanted: which is boxed from which, at the least cost in all.
+
+Costs have a direction (to cut a whole tensor is free, to gather it is not), so this is a minimum arborescence, not a
+spanning tree: Edmonds, "Optimum branchings", J. Res. NBS 71B (1967). SciPy has none, and networkx would be a
+dependency for this alone.
+"""
 
 import functools
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..cluster import Cluster
 from ..signature import Signature
 from .routes import cost_matrix
-
-_EXACT = 5
 
 
 def serve(
@@ -19,8 +21,8 @@ def serve(
 ) -> dict[Signature, Signature]:  # fmt: skip
     """By signature needed, the one it is boxed from: ``src`` or another one needed.
 
-    A value made partial and needed both whole and split, say, is reduced once and then cut. Up to five needs the
-    cheapest arborescence is found by trying all; beyond, the nearest need joins first (Prim).
+    A value made partial and needed both whole and split, say, is reduced once and then cut. No other choice costs
+    less in all; of equal ones it is by the order of ``needs``.
     """
     return dict(_serve(src, tuple(dict.fromkeys(needs)), tuple(shape), itemsize, tuple(mesh), cluster))
 
@@ -35,36 +37,48 @@ def _serve(
     seconds, sent = cost_matrix(states, shape, itemsize, mesh, cluster)
     # Bytes break ties between routes of the same time.
     cost = seconds + 1e-18 * np.where(np.isfinite(sent), sent, 0.0)
-    parents = _exact(cost) if len(wanted) <= _EXACT else _nearest(cost)
-    return {states[i]: states[p] for i, p in parents.items()}
+    # What cannot be moved costs more than all that can.
+    finite = cost[np.isfinite(cost)]
+    cost = np.where(np.isfinite(cost), cost, len(cost) * finite.max(initial=0.0) + 1e-9)
+    return {states[i]: states[p] for i, p in arborescence(cost).items()}
 
 
-def _exact(cost: np.ndarray) -> dict[int, int]:
+def arborescence(cost: np.ndarray) -> dict[int, int]:
+    """The parent of every node but 0 in the cheapest tree of edges that lead away from node 0.
+
+    ``cost[a, b]`` is finite and of the edge from ``a`` to ``b``.
+    """
     n = len(cost)
-    best: tuple[float, dict[int, int]] = (np.inf, dict.fromkeys(range(1, n), 0))
-    for choice in itertools.product(range(n), repeat=n - 1):
-        total = sum(cost[p, i] for i, p in enumerate(choice, 1))
-        if total < best[0] and _reaches_root(choice):
-            best = (float(total), dict(enumerate(choice, 1)))
-    return best[1]
+    parent = {b: min((a for a in range(n) if a != b), key=lambda a: cost[a, b]) for b in range(1, n)}
+    cycle = _cycle(parent)
+    if not cycle:
+        return parent
+    # The cycle becomes one node, the last. To enter it at a node takes the place of the edge that led there.
+    rest = [a for a in range(n) if a not in cycle]
+    saved = np.array([cost[parent[b], b] for b in cycle])
+    into, out = cost[np.ix_(rest, cycle)] - saved, cost[np.ix_(cycle, rest)]
+    smaller = np.zeros((len(rest) + 1, len(rest) + 1))
+    smaller[:-1, :-1] = cost[np.ix_(rest, rest)]
+    smaller[:-1, -1], smaller[-1, :-1] = into.min(axis=1), out.min(axis=0)
+    found = {b: parent[b] for b in cycle}
+    for b, a in arborescence(smaller).items():
+        if b == len(rest):
+            found[cycle[int(into[a].argmin())]] = rest[a]
+        else:
+            found[rest[b]] = cycle[int(out[:, b].argmin())] if a == len(rest) else rest[a]
+    return dict(sorted(found.items()))
 
 
-def _reaches_root(parents: Sequence[int]) -> bool:
-    for i in range(1, len(parents) + 1):
-        here, hops = i, 0
-        while here != 0:
-            here, hops = parents[here - 1], hops + 1
-            if hops > len(parents):
-                return False
-    return True
-
-
-def _nearest(cost: np.ndarray) -> dict[int, int]:
-    parents: dict[int, int] = {}
-    reached, waiting = [0], set(range(1, len(cost)))
-    while waiting:
-        p, i = min(((p, i) for p in reached for i in waiting), key=lambda e: cost[e])
-        parents[i] = p
-        reached.append(i)
-        waiting.discard(i)
-    return parents
+def _cycle(parent: Mapping[int, int]) -> list[int]:
+    """The nodes of a cycle among edges to parents, if there is one."""
+    clear: set[int] = {0}
+    for start in parent:
+        path: list[int] = []
+        here = start
+        while here not in clear and here not in path:
+            path.append(here)
+            here = parent[here]
+        if here not in clear:
+            return sorted(path[path.index(here) :])
+        clear.update(path)
+    return []
