@@ -59,7 +59,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> Task:
     with monkeypatch.context() as patch:
         patch.setattr(decide, "lookup", lambda _: lambda task: seen.append(task) or lookup("ilp")(task))
         plan()
-    return replace(seen[0], notes=[])
+    return seen[0]
 
 
 def late(solve: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +82,7 @@ def test_nothing_is_fitted_into_memory_where_there_is_enough(
     monkeypatch.setattr(search_module, "solve", late(search_module.solve))
     found = timed.timed_search(task)
     assert found is not None and exact is not None and not found.memory_is_short
-    assert task.notes == [] and found.seconds == pytest.approx(exact.seconds) == found.bound
+    assert found.notes == () and found.seconds == pytest.approx(exact.seconds) == found.bound
 
 
 @pytest.mark.parametrize("thorough", [False, True])
@@ -103,18 +103,17 @@ def test_time_is_said_to_be_the_users_where_it_is(
 
     monkeypatch.setattr(timed._Watch, "over_time", after_one_that_fits)
     monkeypatch.setattr(search_module, "solve", late(search_module.solve))
-    task.notes.clear()
     found = timed.timed_search(task)
-    assert found is not None and found.memory_is_short and len(task.notes) == 1
-    assert ("time_limit was up" in task.notes[0]) is thorough
-    assert ("by default was up" in task.notes[0]) is not thorough and "fitting into memory" in task.notes[0]
+    assert found is not None and found.memory_is_short and len(found.notes) == 1
+    assert ("time_limit was up" in found.notes[0]) is thorough
+    assert ("by default was up" in found.notes[0]) is not thorough and "fitting into memory" in found.notes[0]
 
 
 def test_a_search_too_short_says_whose_time_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     def unfinished(task: Task) -> Found | None:
-        task.notes.append("of a plan that is not taken")
         found = lookup("greedy")(task)
-        return found and replace(found, solution=replace(found.solution, timed_out=True), seconds=1e9)
+        solution = found and replace(found.solution, timed_out=True)
+        return found and replace(found, solution=solution, seconds=1e9, notes=("of a plan that is not taken",))
 
     monkeypatch.setattr(decide, "lookup", lambda _: unfinished)
     asked, free = plan(time_limit=5.0), plan()
@@ -128,10 +127,10 @@ def test_a_time_limit_that_is_not_kept_is_told(searched: Task, monkeypatch: pyte
     """No strategy's plan is known: the search goes on until it finds one."""
     monkeypatch.setattr(decide, "fallback", lambda _: None)
     task = replace(searched, limit_bytes=None, time_limit=0.0)
-    for asked, notes in ((True, ["time_limit=0 s was exceeded: no plan was found within it"]), (False, [])):
+    for asked, notes in ((True, ("time_limit=0 s was exceeded: no plan was found within it",)), (False, ())):
         request = Request(MESH, clusters.get("a100-80"), time_limit=0.0, thorough=asked)
         found = decide.decide(task, request)
-        assert found is not None and found.notes == notes
+        assert found is not None and found.found.notes == notes
 
 
 @pytest.mark.parametrize("is_short", [False, True])
@@ -143,9 +142,10 @@ def test_a_family_is_said_to_fit_where_memory_is_short(
     stopped = replace(exact, seconds=2 * exact.seconds, bound=0.0, memory_is_short=is_short)
     monkeypatch.setattr(ilp, "timed_search", lambda _: stopped)
     task = replace(searched, limit_bytes=80e9, time_limit=60.0)
-    assert lookup("ilp")(task) is not None
-    assert ("found that fits is of the family" in task.notes[-1]) is is_short
-    assert ("plan found is of the family" in task.notes[-1]) is not is_short
+    found = lookup("ilp")(task)
+    assert found is not None
+    assert ("found that fits is of the family" in found.notes[-1]) is is_short
+    assert ("plan found is of the family" in found.notes[-1]) is not is_short
 
 
 def test_what_fits_is_not_said_not_to(searched: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,16 +154,15 @@ def test_what_fits_is_not_said_not_to(searched: Task, monkeypatch: pytest.Monkey
 
     def in_vain(task: Task) -> Found | None:
         if task.limit_bytes is not None:
-            task.notes.append("of a plan that is not taken")
             raise OutOfTime("nothing was found in time", 1.0)
         return method(task)
 
     monkeypatch.setattr(decide, "lookup", lambda _: in_vain)
     request = Request(MESH, clusters.get("a100-80"), limit_is_firm=False)
     found = decide.decide(replace(searched, limit_bytes=80e9), request)
-    assert found is not None and found.notes == []
+    assert found is not None and found.found.notes == ()
     found = decide.decide(replace(searched, limit_bytes=1e5), request)
-    assert found is not None and found.notes == ["does not fit by the memory model: nothing was found in time"]
+    assert found is not None and found.found.notes == ("does not fit by the memory model: nothing was found in time",)
 
 
 def test_a_plan_over_the_devices_memory_is_noted_once() -> None:

@@ -17,19 +17,19 @@ from .request import Request
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The plan found, the method that found it, what is to be told."""
+    """The plan found, and the method that found it."""
 
     found: Found
     solver: str
-    notes: list[str]
 
 
 def decide(task: Task, asked: Request) -> Decided | None:
     """The plan for a request; None where pins allow none. Raises ``TooSmall`` where memory does."""
     narrowed: Narrowed | None = None
+    restricted: list[str] = []
     if asked.zero_stage is not None:
         restriction = zero(task.roles, asked.zero_stage)
-        task.notes.extend(f"zero_stage={asked.zero_stage}: {note}" for note in restriction.notes)
+        restricted = [f"zero_stage={asked.zero_stage}: {note}" for note in restriction.notes]
         narrowed = narrow(task.problem, task.footprint, restriction)
         roles = task.roles.among(narrowed.kept, {b for _, b, _ in narrowed.tied})
         task = replace(
@@ -54,33 +54,30 @@ def decide(task: Task, asked: Request) -> Decided | None:
         return None
     # Whatever the method proves, nothing is cheaper than every node and edge at its own cheapest.
     bound = max(decided.found.bound, min(decided.found.seconds, unreduced(task.problem).floor()))
-    decided = replace(decided, found=replace(decided.found, bound=bound))
+    found, notes = replace(decided.found, bound=bound), [*restricted, *decided.found.notes]
     if asked.prefer_less_memory:
-        found, note = less_memory(task, decided.found, method)
-        decided = replace(decided, found=found, notes=[*decided.notes, note])
+        found, note = less_memory(task, found, method)
+        notes.append(note)
     if short is not None and limit is not None:
-        held = float(task.footprint.over_time(decided.found.solution.choice).max(initial=0.0))
+        held = float(task.footprint.over_time(found.solution.choice).max(initial=0.0))
         if held > limit:
-            decided = replace(decided, notes=[*decided.notes, f"does not fit by the memory model: {short}"])
+            notes.append(f"does not fit by the memory model: {short}")
     if narrowed is not None:
-        solution = replace(decided.found.solution, choice=narrowed.widen(decided.found.solution.choice))
-        decided = replace(decided, found=replace(decided.found, solution=solution))
-    return decided
+        found = replace(found, solution=replace(found.solution, choice=narrowed.widen(found.solution.choice)))
+    return Decided(replace(found, notes=tuple(notes)), decided.solver)
 
 
 def _in_time(task: Task, asked: Request, method: Callable[[Task], Found | None]) -> Decided | None:
     """What the method finds; where there is no time for it, the best of the fixed strategies and a first guess."""
-    found, notes = None, task.notes
+    found = None
     if task.time_limit is None or task.time_limit > 0:
-        own = replace(task, notes=[*task.notes])
-        found = method(own)
+        found = method(task)
         if found is None or not found.solution.timed_out:
-            return found and Decided(found, asked.solver, own.notes)
-        notes = own.notes
+            return found and Decided(found, asked.solver)
     best, name = found, asked.solver
     known = fallback(task)
     if known is not None and (best is None or known[1].seconds < best.seconds):
-        name, best, notes = *known, task.notes
+        name, best = known[0], replace(known[1], notes=())
     limit = f"time_limit={asked.time_limit:.4g} s"
     if best is None:
         if task.limit_bytes is not None:
@@ -91,9 +88,9 @@ def _in_time(task: Task, asked: Request, method: Callable[[Task], Found | None])
                 else f"the time that a search has by default is too short to {what}. Give time_limit= (seconds)"
             )
             raise OutOfTime(message, math.inf)
-        notes = [*task.notes, f"{limit} was exceeded: no plan was found within it"] if asked.thorough else task.notes
-        own = replace(task, time_limit=None, notes=[*notes])
-        return (again := method(own)) and Decided(again, asked.solver, own.notes)
+        late = (f"{limit} was exceeded: no plan was found within it",) if asked.thorough else ()
+        again = method(replace(task, time_limit=None))
+        return again and Decided(replace(again, notes=(*late, *again.notes)), asked.solver)
     bound = max(best.bound, 0.0 if found is None else found.bound, unreduced(task.problem).floor())
     gap = 1 - min(1.0, bound / best.seconds) if best.seconds else 0.0
     what = f"the plan is the best known one ({name}), at most {gap:.0%} of it could be saved (proven)"
@@ -102,5 +99,5 @@ def _in_time(task: Task, asked: Request, method: Callable[[Task], Found | None])
     else:
         note = f"the time that a search has by default was up: {what}. Give time_limit= (seconds) for a better one"
     warnings.warn(note, UserWarning, stacklevel=2)
-    best = Found(replace(best.solution, timed_out=True), best.seconds, min(bound, best.seconds))
-    return Decided(best, name, [*notes, note])
+    solution = replace(best.solution, timed_out=True)
+    return Decided(Found(solution, best.seconds, min(bound, best.seconds), notes=(*best.notes, note)), name)

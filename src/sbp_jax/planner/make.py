@@ -99,7 +99,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     plan = build_plan(decisions, found.solution.choice, footprint, request, name)
     whole = repeated(program, factors, plan, request) if request.share_layers else []
     plan.unruled = [(r.primitive, r.where) for r in whole if r.cause != "price"]
-    plan.notes += decided.notes + unsplit(program, plan, whole)
+    plan.notes += [*found.notes, *unsplit(program, plan, whole)]
     plan.solver = decided.solver
     # What the solver minimised; with OneFlow's weights that is not the seconds of a step.
     plan.objective = found.seconds

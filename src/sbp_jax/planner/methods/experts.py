@@ -55,7 +55,7 @@ def cheapest(task: Task, tried: Collection[str] = ()) -> tuple[str, Found] | Non
             break
         if left is not None:
             left *= min(1.0, _SHARE / (len(families) - k))
-        alone = replace(task, notes=[], time_limit=left)
+        alone = replace(task, time_limit=left)
         try:
             found = best_of_family(alone, rule(alone))
         except TooSmall:  # no plan of this family was found that fits
@@ -69,7 +69,7 @@ def coarsest(task: Task) -> dict[str, Found | None]:
     """The best plan found that treats all axes as one, by what to call it; nothing where there is one axis."""
     for words, rule in _merged(task).items():
         # With a finite ``below`` a search that finds no plan ends there, and does not look for the smallest limit.
-        alone = replace(task, notes=[], below=min(task.below, IMPOSSIBLE), patience=_PATIENT)
+        alone = replace(task, below=min(task.below, IMPOSSIBLE), patience=_PATIENT)
         try:
             return {words: best_of_family(alone, rule(alone))}
         except TooSmall:
@@ -100,8 +100,7 @@ def fallback(task: Task) -> tuple[str, Found] | None:
     """
     found: dict[str, Found | None] = {"sweep": sweep(task.problem, task.footprint, task.limit_bytes)}
     if task.roles.known:
-        alone = replace(task, notes=[])
         rules = _STRATEGIES | _FAMILIES
-        found |= {name: best_of_family(alone, rule(alone), exact=False) for name, rule in rules.items()}
+        found |= {name: best_of_family(task, rule(task), exact=False) for name, rule in rules.items()}
     possible = {name: one for name, one in found.items() if one is not None}
     return min(possible.items(), key=lambda item: item[1].seconds, default=None)

@@ -66,7 +66,6 @@ def split_data(r: Restriction, axes: range) -> None:
 def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> Found | None:
     """The best plan of a family within the memory limit; ``exact=False``: a good one, at once."""
     narrowed = narrow(task.problem, task.footprint, restriction)
-    task.notes.extend(restriction.notes)
     if exact:
 
         def find_start() -> tuple[int, ...] | None:
@@ -80,4 +79,4 @@ def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> 
     if found is None:
         return None
     solution = replace(found.solution, choice=narrowed.widen(found.solution.choice), bound=0.0)
-    return Found(solution, found.seconds, 0.0)
+    return Found(solution, found.seconds, 0.0, notes=(*restriction.notes, *found.notes))

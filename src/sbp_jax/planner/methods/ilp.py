@@ -53,8 +53,7 @@ def ilp(task: Task) -> Found | None:
         late = cheapest(replace(task, time_limit=None))
         if late is None:
             raise
-        task.notes.append(_told(late[0], memory_is_short=True))
-        return late[1]
+        return replace(late[1], notes=(_told(late[0], memory_is_short=True),))
     if found is None or task.limit_bytes is None or (found.solution.timed_out and task.thorough):
         return found
     if found.seconds - found.bound <= max(_open_at(task), task.gap) * found.seconds:
@@ -65,12 +64,15 @@ def ilp(task: Task) -> Found | None:
     better = cheapest(replace(task, below=found.seconds, time_limit=left, find_start=known), tried=first)
     if better is None:
         same = [words for words, f in first.items() if f and f.seconds <= found.seconds]
-        task.notes.extend(_told(words, found.memory_is_short) for words in same)
-        return found
+        return replace(found, notes=(*found.notes, *(_told(words, found.memory_is_short) for words in same)))
     name, expert = better
-    task.notes.append(_told(name, found.memory_is_short))
-    solution = replace(expert.solution, bound=found.solution.bound)
-    return replace(found, solution=solution, seconds=expert.seconds, bound=min(found.bound, expert.seconds))
+    solution, notes = (
+        replace(expert.solution, bound=found.solution.bound),
+        (*found.notes, _told(name, found.memory_is_short)),
+    )
+    return replace(
+        found, solution=solution, seconds=expert.seconds, bound=min(found.bound, expert.seconds), notes=notes
+    )
 
 
 def _open_at(task: Task) -> float:

@@ -34,7 +34,7 @@ def less_memory(task: Task, best: Found, method: Callable[[Task], Found | None])
         weights = [(price / len(points), task.footprint.at(t)) for t in sorted(points)]
         task.progress(f"looking for less memory, {lowest / 2**20:.4g} MiB")
         try:
-            found = method(replace(task, problem=penalised(task.problem, weights), notes=[]))
+            found = method(replace(task, problem=penalised(task.problem, weights)))
         except TooSmall:  # no plan found that fits, by a method that does not find all
             found = None
         seconds = task.problem.evaluate(found.solution.choice) if found is not None else float("inf")

@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...errors import PlanError
 from ..costs.cost_graph import CostGraph
@@ -26,7 +26,6 @@ class Task:
         thorough: whether to take them where that proves more.
         progress: told what is being done.
         find_roles: which nodes decide parameters, optimizer state, data and gradients; not every method asks.
-        notes: what a method adds is told with the plan.
         below: plans of so many seconds or more are of no interest.
         patience: multiplies the seconds that a search takes to fit into memory, where it is not thorough.
         find_start: gives a plan that fits, or None; asked where the cheapest plan does not fit.
@@ -40,7 +39,6 @@ class Task:
     time_limit: float | None
     progress: Callable[[str], None]
     find_roles: Callable[[], NodeRoles] = NodeRoles
-    notes: list[str] = field(default_factory=list)
     thorough: bool = False
     below: float = math.inf
     patience: float = 1.0

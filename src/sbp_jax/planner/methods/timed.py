@@ -85,5 +85,6 @@ def timed_search(task: Task) -> Found | None:
         # Without a limit of the user's, the search has one of its own.
         up = "time_limit was up" if task.thorough else "the time that a search has by default was up"
         longer = "" if task.thorough else ". Give time_limit= (seconds) to search longer"
-        task.notes.append(f"{up} while fitting into memory: the plan is the best one seen until then{longer}")
-        return Found(Solution(choice, seconds, bound, len(choice), 0), seconds, bound, cheapest, memory_is_short=True)
+        note = f"{up} while fitting into memory: the plan is the best one seen until then{longer}"
+        solution = Solution(choice, seconds, bound, len(choice), 0)
+        return Found(solution, seconds, bound, cheapest, memory_is_short=True, notes=(note,))

@@ -15,7 +15,7 @@ class Found:
     """The solution (its choice is the plan), its seconds a step without prices, and the bound proven for them.
 
     ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it. ``memory_is_short``:
-    whether that plan holds more than the limit.
+    whether that plan holds more than the limit. ``notes``: what is to be told with the plan.
     """
 
     solution: Solution
@@ -23,6 +23,7 @@ class Found:
     bound: float
     free_seconds: float | None = None
     memory_is_short: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def search(
