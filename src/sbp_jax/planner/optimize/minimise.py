@@ -1,0 +1,260 @@
+"""The search for the cheapest plan within a memory limit.
+
+Presolve; prices for bytes with messages that go on from each other (``multipliers.py``), which gives a bound, plans,
+and what each choice costs at least beyond the bound; then programs of the choices that cost least beyond it, with a
+memory row where one is needed. What such a program leaves out costs more than its level, so that its optimum is a bound
+as well. The prices of its rows begin the next round. Every plan that fits is improved by single moves.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .arrays import Flat, by_node, flat
+from .budget import Budget
+from .instance import Instance, at_peaks
+from .kernel import Impossible, Kernel, kernel_of
+from .memory_rows import Program
+from .messages import Messages
+from .multipliers import Multipliers
+from .polish import Polish
+
+_EQUAL = 1e-9
+# Sweeps before bytes get prices; sweeps at each price of the first plan, whose prices begin at this part of the bound
+# for the whole limit.
+_FREE_SWEEPS = 10
+_FIRST_SWEEPS = 3
+_FIRST_PRICE = 20.0
+_MOST_FIRST = 8
+# Pairs of choices and nodes of the first restricted program, doubled each time; parts of the budget for prices before
+# it and before the next ones.
+_FIRST_PAIRS = 120_000
+_FIRST_NODES = 200
+_FIRST_PRICES = 0.3
+_MORE_PRICES = 0.1
+# Steps of prices that no longer raise the bound: with a plan, without one.
+_IDLE = 40
+_LONG_IDLE = 150
+# Of the seconds left, if there is a limit, for one program.
+_BRANCH = 0.5
+# Work: what one entry of a matrix costs in a sweep; what the fixed cost of a node is beside.
+_NODE_WORK = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """The cheapest plan found (None: no plan fits, or none was found), its cost, and a proven lower bound.
+
+    ``impossible``: it is proven that no plan fits.
+    """
+
+    choice: tuple[int, ...] | None
+    cost: float
+    bound: float
+    impossible: bool = False
+
+
+def minimise(
+    instance: Instance, budget: Budget | None = None, gap: float = 1e-5,
+    progress: Callable[[str], None] = lambda words: None,
+) -> Minimum:  # fmt: skip
+    """The cheapest plan of an instance, to a gap that is proven, or as good as the budget allows."""
+    budget = budget or Budget()
+    kernel = kernel_of(at_peaks(instance))
+    try:
+        kernel.reduce()
+    except Impossible:
+        return Minimum(None, np.inf, np.inf, True)
+    budget.spend(kernel.work)
+    if (kernel.base > kernel.limit_bytes).any():
+        return Minimum(None, np.inf, np.inf, True)
+    search = _Search(kernel, budget, gap, progress)
+    search.run()
+    if search.best is None:
+        return Minimum(None, np.inf, search.bound, search.bound == np.inf)
+    expanded = kernel.expand(by_node(search.f, search.best))
+    choice = tuple(expanded[i] for i in range(len(instance.costs)))
+    cost = instance.evaluate(choice)
+    return Minimum(choice, cost, min(search.bound, cost))
+
+
+class _Search:
+    """The state of a search on a kernel."""
+
+    def __init__(self, kernel: Kernel, budget: Budget, gap: float, progress: Callable[[str], None]) -> None:
+        self.kernel, self.budget, self.gap, self.progress = kernel, budget, gap, progress
+        self.f: Flat = flat(kernel)
+        self.messages = Messages(self.f)
+        self.polish = Polish(self.f, self.messages)
+        self.multipliers = Multipliers(self.f, self.messages, self.offer)
+        self.best: np.ndarray | None = None
+        self.cost, self.bound = np.inf, -np.inf
+        self.sweep_work = self.messages.work + _NODE_WORK * len(self.f.nodes)
+        largest = [float(np.max(m, where=np.isfinite(m), initial=0.0)) for m in self.f.matrices]
+        # No plan costs more: a bound above it proves that none fits.
+        self.most_cost = self.f.constant + sum(largest) + float(
+            np.maximum.reduceat(self.f.costs, self.f.offsets[:-1]).sum() if self.f.nodes else 0.0
+        )  # fmt: skip
+
+    @property
+    def done(self) -> bool:
+        """Whether the gap is closed, or nothing is left to spend."""
+        if self.budget.over or self.bound == np.inf:
+            return True
+        return self.best is not None and self.cost - self.bound <= max(self.gap * abs(self.cost), _EQUAL)
+
+    def say(self, words: str) -> None:
+        self.progress(f"{words}: cost {self.cost:.8g} bound {self.bound:.8g} part {self.budget.part:.3f}")
+
+    def offer(self, choice: np.ndarray, profile: np.ndarray) -> float:
+        """Improve a plan that fits, and keep the best; the cost of the best plan."""
+        if profile.max(initial=0.0) <= self.f.limit_bytes:
+            cost = self.f.evaluate(choice)
+            if cost < np.inf and (self.best is None or cost < 1.5 * self.cost):
+                better = self.polish.run(choice)
+                self.budget.spend(self.sweep_work)
+                cost = self.f.evaluate(better)
+                if cost < self.cost:
+                    self.best, self.cost = better, cost
+        return self.cost
+
+    def run(self) -> None:
+        f = self.f
+        if not f.nodes:
+            self.best, self.cost, self.bound = np.zeros(0, np.int64), f.constant, f.constant
+            return
+        self._settle(_FREE_SWEEPS)
+        self._first_plan()
+        pairs, nodes, share = _FIRST_PAIRS, _FIRST_NODES, _FIRST_PRICES
+        while not self.done:
+            self._price(self.budget.part + share)
+            if not self.done:
+                self._restricted(pairs, nodes)
+            pairs, nodes, share = 2 * pairs, 2 * nodes, _MORE_PRICES
+
+    def _first_plan(self) -> None:
+        """A plan that fits, if not a good one: every byte has a price of its own, which grows until one is found."""
+        f, m = self.f, self.messages
+        m.set_prices(self.multipliers.prices)
+        choice = m.read()
+        self.offer(choice, f.profile(choice))
+        if self.best is not None or not len(f.table_node):
+            return
+        held = np.bincount(f.entry_choice, f.table_bytes, len(f.costs))
+        price = max(abs(self.bound), 1.0) / max(f.limit_bytes, 1.0) / _FIRST_PRICE
+        for _ in range(_MOST_FIRST):
+            m.costs = f.costs + price * held
+            for _ in range(_FIRST_SWEEPS):
+                m.bound(1)
+            for forwards in (True, False):
+                choice = m.read(forwards)
+                self.offer(choice, f.profile(choice))
+            self.budget.spend((2 * _FIRST_SWEEPS + 2) * self.sweep_work)
+            if self.best is not None or self.budget.over:
+                break
+            price *= 10.0
+        m.given[:] = 0.0
+        m.set_prices(self.multipliers.prices)
+        self.say("first plan")
+
+    def _settle(self, sweeps: int) -> None:
+        """Sweeps without a change of prices."""
+        m = self.messages
+        m.set_prices(self.multipliers.prices)
+        for _ in range(sweeps):
+            self.bound = max(self.bound, m.bound(1))
+            self.budget.spend(2 * self.sweep_work)
+            if self.budget.over:
+                break
+
+    def _price(self, until: float) -> None:
+        """Change prices until a part of the budget is spent, or the bound grows no more."""
+        x, since, last = self.multipliers, 0, -np.inf
+        x.alpha = max(x.alpha, 0.2)
+        while self.budget.part < until and not self.done:
+            if not x.step():
+                since += 5
+            self.budget.spend(4 * self.sweep_work)
+            self.bound = max(self.bound, x.bound)
+            if self.bound > 1.01 * abs(self.most_cost) + 1.0:
+                self.bound = np.inf
+                return
+            since = 0 if x.bound > last + 1e-4 * abs(last) or last == -np.inf else since + 1
+            if since == 0:
+                last = x.bound
+            if since > (_IDLE if self.best is not None else _LONG_IDLE):
+                break
+        self.say(f"prices (alpha {x.alpha:.3f}, {int((x.best_prices > 0).sum())} points)")
+
+    def _restricted(self, most_pairs: int, most_nodes: int) -> None:
+        """Solve the program of the choices that cost least beyond the bound"""
+        f, m, x = self.f, self.messages, self.multipliers
+        m.set_prices(x.best_prices)
+        low = max(m.bound(1) for _ in range(4))
+        before = max(m.sweep(True), low)
+        m.sweep(False)
+        reduced = m.reduced_costs()
+        self.bound = max(self.bound, before)
+        x.bound = max(x.bound, before)
+        self.budget.spend(12 * self.sweep_work)
+        most = self.cost - before if self.best is not None else np.inf
+        level = self._level(reduced, most, most_pairs)
+        k, keep = self.kernel.copy(), reduced <= level
+        if self.best is not None:
+            keep[f.offsets[:-1] + self.best] = True
+        k.log = []
+        try:
+            for i, n in enumerate(f.nodes):
+                mask = keep[f.offsets[i] : f.offsets[i + 1]]
+                if not mask.all():
+                    k.keep(n, mask)
+            k.reduce()
+        except Impossible:
+            self.bound = max(self.bound, min(before + level, self.cost))
+            return
+        self.budget.spend(k.work)
+        small = flat(k)
+        sizes = f"{len(f.costs)} -> {int(keep.sum())} -> {len(small.costs)} choices, {k.pairs} pairs"
+        self.say(f"restricted (level {level:.3g} of {most:.3g}, {sizes})")
+        if not small.nodes:
+            self._offer_restricted(k, small, np.zeros(0, np.int64))
+            self.bound = max(self.bound, min(before + level, k.constant, self.cost))
+            return
+        program = Program(small)
+        program.add_rows(np.flatnonzero(x.best_prices).tolist())
+        part = program.relax(self.budget)
+        self.say(f"relaxed ({program.n_columns} columns, {len(program.points)} rows, bound {program.bound:.8g})")
+        proven = program.bound
+        if part is not None and program.bound < np.inf:
+            x.restart(program.prices, 0.1)
+            seconds = _BRANCH * self.budget.seconds_left
+            choice = program.branch(self.budget, self.gap, None, most_nodes, seconds)
+            proven = max(proven, program.bound)
+            if choice is not None:
+                self._offer_restricted(k, small, choice)
+        self.bound = max(self.bound, min(before + level, proven, self.cost))
+        self.say("branched")
+        return
+
+    def _offer_restricted(self, k: Kernel, small: Flat, choice: np.ndarray) -> None:
+        expanded = k.expand(by_node(small, choice))
+        whole = np.array([expanded[n] for n in self.f.nodes], np.int64)
+        self.offer(whole, self.f.profile(whole))
+
+    def _level(self, reduced: np.ndarray, most: float, most_pairs: int) -> float:
+        """The largest level, up to ``most``, that leaves about so many pairs of choices."""
+        f = self.f
+
+        def pairs(level: float) -> int:
+            count = np.add.reduceat((reduced <= level).astype(np.int64), f.offsets[:-1])
+            return int((count[f.ends[:, 0]] * count[f.ends[:, 1]]).sum())
+
+        if pairs(most) <= most_pairs:
+            return most
+        values = np.unique(reduced[(reduced > 0) & (reduced < most)])
+        low, high = 0, len(values)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if pairs(float(values[middle])) <= most_pairs else (low, middle)
+        return float(values[low]) if len(values) else most
