@@ -197,6 +197,42 @@ def test_a_loop_compiles_its_step_once(world: World) -> None:
     assert world.run(case_compiled) == [[]] * 4
 
 
+def case_inside() -> list[Any]:
+    """A planned function inside other transformations, its arguments traced or every process's own."""
+    loss = sbp.auto_parallel(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2), placement=mesh())
+    looped = jax.jit(lambda: jax.lax.scan(lambda c, _: (c + loss(W, X), None), 0.0, length=3)[0])
+    found = [around(loss)(W, X) for around in (lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f)))]
+    return [*map(whole, found), whole(looped())]
+
+
+def test_planned_functions_run_inside_others(world: World) -> None:
+    def loss(w: Any, x: Any) -> jax.Array:
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    value, grad = loss(jnp.asarray(W), X), jax.grad(loss)(W, X)
+    same(world.run(case_inside), [value, value, grad, grad, 3 * value])
+
+
+def case_elsewhere() -> list[Any]:
+    """A step with numbers in its state, on devices of one process: the others run it too, and hold nothing."""
+    planned = sbp.auto_parallel(lambda s, x: ({"n": s["n"] + 1, "w": s["w"] * x.mean()}, x.sum()), placement=row(4, 5))
+    state: Any = {"n": 0, "w": W}
+    for _ in range(3):
+        state, value = planned(state, X)
+    found = [state["n"], state["w"], value]
+    return found if found[0].is_fully_addressable else [x.weak_type for x in found]
+
+
+def test_a_step_with_numbers_runs_on_devices_of_one_process(world: World) -> None:
+    state: Any = {"n": 0, "w": jnp.asarray(W)}
+    for _ in range(3):
+        state = {"n": state["n"] + 1, "w": state["w"] * X.mean()}
+    *others, last = world.run(case_elsewhere)
+    found = [others.pop(2)] * 4
+    same(found, [state["n"], state["w"], X.sum()], rtol=1e-4)
+    assert [*others, last] == [[True, False, False]] * 3
+
+
 def test_arguments_may_lie_anywhere(world: World) -> None:
     state, value = (jnp.asarray(W), jnp.asarray(W.T)), None
     for _ in range(3):

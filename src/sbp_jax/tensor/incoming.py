@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from .._compat import as_weak, is_tracing
 from ..errors import PlacementError
 from ..placement import placement
 from ..shardings import from_sharding
@@ -34,9 +35,12 @@ def on_devices(values: Sequence[tuple[str, Any, NamedSharding]], what: str) -> l
         return [jax.device_put(x, s) for _, x, s in values]
     if jax.process_index() not in members:
         return [_empty(x, s) for _, x, s in values]
-    is_moved = compare([(name, x) for name, x, _ in values], mesh, what)
+    with jax.ensure_compile_time_eval():  # where a program around this is being traced, it is no part of that
+        is_moved = compare([(name, x) for name, x, _ in values], mesh, what)
+    # A trace may hold no array of several processes: it takes the value as it is.
+    placed = jax.device_put if is_tracing() else put
     return [
-        _moved(name, x, s, members) if moves else put(x, s)
+        _moved(name, x, s, members) if moves else placed(x, s)
         for (name, x, s), moves in zip(values, is_moved, strict=True)
     ]
 
@@ -80,7 +84,8 @@ def spec_of(x: jax.Array) -> tuple[Spec, jax.Array]:
 def _empty(x: Any, sharding: NamedSharding) -> Any:
     """What a process has of a value on devices of others: nothing."""
     kind = jax.typeof(x)
-    return jax.make_array_from_single_device_arrays(kind.shape, sharding, [], dtype=kind.dtype)
+    nothing = jax.make_array_from_single_device_arrays(kind.shape, sharding, [], dtype=kind.dtype)
+    return as_weak(nothing) if kind.weak_type else nothing
 
 
 def _listed(processes: Sequence[int]) -> str:
