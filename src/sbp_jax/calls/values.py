@@ -94,10 +94,12 @@ def is_there(x: Any, sharding: NamedSharding) -> bool:
 
 
 def is_bound(x: Any, sharding: NamedSharding) -> bool:
-    """Whether a call would refuse an argument, or move it anew, as it is."""
-    return not sharding.is_fully_addressable or (
-        isinstance(x, jax.Array) and (is_tracer(x) or getattr(x, "committed", True))
-    )
+    """Whether a call would refuse an argument, or move it anew, as it is.
+
+    In a run of several processes JAX refuses numpy arrays that are to be split, on a process's own devices too.
+    """
+    several = jax.process_count() > 1 or not sharding.is_fully_addressable
+    return several or (isinstance(x, jax.Array) and (is_tracer(x) or getattr(x, "committed", True)))
 
 
 def moved(values: Sequence[tuple[str, Any, NamedSharding]], name: str) -> list[Any]:
