@@ -84,7 +84,7 @@ class GlobalEmitter(Emitter):
 
     def box(self, planned: Boxing, x: Any) -> Any:
         steps, names = self.steps(planned), self.placement.axis_names
-        if not (planned.src.has_partial or planned.dst.has_partial):
+        if not any(s.has_partial for s in (planned.src, *(step.dst for step in steps))):  # a way may lead through P
             for step in steps:  # the plan's own way: where XLA finds none in one go, it gathers the whole
                 x = self.constrained(x, step.dst)
             return x
