@@ -115,13 +115,18 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def _required() -> dict[str, str]:
-    """The oldest versions, from the package's own metadata; nothing where it was not installed."""
+    """The oldest versions, from the package's own metadata; nothing where it was not installed.
+
+    What only ``sbp.flax`` needs counts where it is installed.
+    """
     try:
         lines = importlib.metadata.requires("sbp-jax") or []
     except importlib.metadata.PackageNotFoundError:
         return {}
-    found = (re.match(r"([\w\-]+)\s*>=\s*([\d.]+)\s*$", line) for line in lines)
-    return {m.group(1): m.group(2) for m in found if m}
+    pattern = re.compile(r"([\w\-]+)\s*>=\s*([\d.]+)\s*(;\s*extra\s*==\s*['\"]flax['\"])?\s*$")
+    found = [m.groups() for line in lines if (m := pattern.match(line))]
+    there = versions([name for name, _, optional in found if optional])
+    return {name: least for name, least, optional in found if not optional or name in there}
 
 
 def _nvidia(run: Any) -> tuple[tuple[Gpu, ...], str, str]:
