@@ -1,7 +1,7 @@
 """Flax users' door: ``sbp.flax.jit`` stands where ``nnx.jit`` stood."""
 
 try:
-    import flax as _flax  # noqa: F401
+    import flax as _flax
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "sbp.flax needs Flax, which is not installed. Functions of arrays need no sbp.flax: sbp.auto_parallel plans "
