@@ -16,6 +16,7 @@ from sbp_jax.planner.optimize.instance import Instance, MemoryTable, at_peaks
 from sbp_jax.planner.optimize.kernel import Impossible, kernel_of
 from sbp_jax.planner.optimize.messages import Messages
 from sbp_jax.planner.optimize.minimise import minimise
+from sbp_jax.planner.optimize.neighbourhood import freed
 
 
 def random_instance(seed: int, pair_bytes: bool = False, n: int = 6, tight: float = 0.5) -> Instance:
@@ -175,3 +176,39 @@ def test_the_same_plans_under_any_hash_seed() -> None:
     first = run("1")
     assert len(json.loads(first)) > 5
     assert run("2") == first
+
+
+def test_a_neighbourhood_has_the_costs_and_bytes_of_the_whole() -> None:
+    smaller = 0
+    for seed in range(20):
+        kernel = kernel_of(random_instance(seed, pair_bytes=True))
+        f = flat(kernel)
+        rng = np.random.default_rng(seed)
+        choice = np.array([rng.integers(k) for k in f.sizes])
+        free = sorted(rng.choice(len(choice), 3, replace=False).tolist())
+        sub = freed(f, choice, free, rng.random(len(f.costs)) < 0.8)
+        small = flat(sub)
+        for other in itertools.product(*map(range, small.sizes.tolist())):
+            whole = choice.copy()
+            for i, k in sub.expand(by_node(small, np.array(other))).items():
+                whole[i] = k
+            smaller += 1
+            assert small.evaluate(np.array(other)) == pytest.approx(f.evaluate(whole))
+            np.testing.assert_allclose(small.profile(np.array(other)), f.profile(whole))
+    assert smaller > 100
+
+
+def test_moves_keep_plans_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs too small for the whole problem: moves on neighbourhoods are what is left."""
+    for name, value in (("_FIRST_PAIRS", 10), ("_FIRST_MOVED", 30), ("_LEAST_MOVED", 5)):
+        monkeypatch.setattr(f"sbp_jax.planner.optimize.minimise.{name}", value)
+    said: list[str] = []
+    for seed in (3, 4, 6, 9, 11):
+        instance = random_instance(seed, True)
+        best = brute_force(instance)
+        found = minimise(instance, Budget(work=3e7), progress=said.append)
+        if best < np.inf:
+            assert found.choice is not None
+            assert instance.fits(found.choice)
+            assert found.bound <= best * (1 + 1e-9) <= found.cost * (1 + 2e-9)
+    assert any("moves of" in words for words in said)

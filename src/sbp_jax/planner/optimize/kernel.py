@@ -106,7 +106,11 @@ class Kernel:
                 self.held_by_pairs[pair] = {
                     k: u[mask] if n < o else u[:, mask] for k, u in self.held_by_pairs[pair].items()
                 }
-        self.log.append(_Kept(n, np.flatnonzero(mask)))
+        self.note_kept(n, np.flatnonzero(mask))
+
+    def note_kept(self, n: int, positions: np.ndarray) -> None:
+        """A node's choices are those at ``positions`` of what it had: for the way back."""
+        self.log.append(_Kept(n, positions))
 
     def reduce(self, changed: Sequence[int] | None = None) -> None:
         """Apply every step until none applies, beginning at the nodes that have ``changed`` (all)."""

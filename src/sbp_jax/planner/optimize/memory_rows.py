@@ -18,6 +18,8 @@ from .budget import Budget
 
 _ROWS_AT_ONCE = 20
 _TOLERANCE = 1e-6
+# What a run costs at least, in the budget's units.
+_RUN_WORK = 200_000
 
 
 class Program:
@@ -76,7 +78,7 @@ class Program:
         self.n_columns, self.n_rows = n_columns, n_rows
         self.unit_bytes = max(f.limit_bytes, 1.0)
         self.points: list[int] = []
-        self.bound = -math.inf
+        self.bound, self.is_optimal = -math.inf, False
         self.prices = np.zeros(len(f.base))
 
     def _profile(self, x: np.ndarray) -> np.ndarray:
@@ -164,6 +166,7 @@ class Program:
                 self.bound = math.inf
                 break
             info = h.getInfo()
+            self.is_optimal = h.getModelStatus() == highspy.HighsModelStatus.kOptimal
             self.bound = max(self.bound, info.mip_dual_bound / self.scale)
             x = np.asarray(h.getSolution().col_value)
             if info.primal_solution_status != 2 or not len(x):
@@ -184,7 +187,7 @@ class Program:
         return np.array([int(x[a:b].argmax()) for a, b in itertools.pairwise(offsets)], np.int64)
 
     def _run(self, budget: Budget, seconds: float = math.inf) -> bool:
-        left = min(budget.seconds_left, seconds)
+        left = budget.seconds_left if budget.seconds == math.inf else min(budget.seconds_left, seconds)
         if left <= 0:
             return False
         if left < math.inf:
@@ -192,7 +195,7 @@ class Program:
         before = self.highs.getInfo().simplex_iteration_count
         self.highs.run()
         after = self.highs.getInfo().simplex_iteration_count
-        budget.spend(max(after, after - before, 1) * self.n_rows)
+        budget.spend(_RUN_WORK + max(after, after - before, 1) * self.n_rows)
         return True
 
 

@@ -18,9 +18,12 @@ from .kernel import Impossible, Kernel, kernel_of
 from .memory_rows import Program
 from .messages import Messages
 from .multipliers import Multipliers
+from .neighbourhood import around, freed, neighbours_of
 from .polish import Polish
 
 _EQUAL = 1e-9
+# The budget unless the caller sets one: about a minute on one core.
+_WORK = 5e9
 # Sweeps before bytes get prices; sweeps at each price of the first plan, whose prices begin at this part of the bound
 # for the whole limit.
 _FREE_SWEEPS = 10
@@ -36,6 +39,16 @@ _MORE_PRICES = 0.1
 # Steps of prices that no longer raise the bound: with a plan, without one.
 _IDLE = 40
 _LONG_IDLE = 150
+_WORTH = 1.5
+_SHORT = 0.08
+# Moves: their part of the budget in each round, pairs of choices, nodes of the program.
+_MOVES = 0.15
+_FIRST_MOVED = 10_000
+_LEAST_MOVED = 1_000
+_MOST_MOVED = 60_000
+_MOVE_NODES = 20
+_MOVE_SECONDS = 10.0
+_GROW = 1.3
 # Of the seconds left, if there is a limit, for one program.
 _BRANCH = 0.5
 # Work: what one entry of a matrix costs in a sweep; what the fixed cost of a node is beside.
@@ -60,7 +73,7 @@ def minimise(
     progress: Callable[[str], None] = lambda words: None,
 ) -> Minimum:  # fmt: skip
     """The cheapest plan of an instance, to a gap that is proven, or as good as the budget allows."""
-    budget = budget or Budget()
+    budget = budget or Budget(work=_WORK)
     kernel = kernel_of(at_peaks(instance))
     try:
         kernel.reduce()
@@ -89,6 +102,12 @@ class _Search:
         self.polish = Polish(self.f, self.messages)
         self.multipliers = Multipliers(self.f, self.messages, self.offer)
         self.best: np.ndarray | None = None
+        self.reduced: np.ndarray | None = None
+        self.neighbours = neighbours_of(self.f)
+        # The last node whose neighbourhood was solved, and how many pairs of choices the next one may have.
+        self.seed, self.move_pairs = 0, _FIRST_MOVED
+        # The part of the budget that the last restricted program took.
+        self.took = 0.0
         self.cost, self.bound = np.inf, -np.inf
         self.sweep_work = self.messages.work + _NODE_WORK * len(self.f.nodes)
         largest = [float(np.max(m, where=np.isfinite(m), initial=0.0)) for m in self.f.matrices]
@@ -129,9 +148,62 @@ class _Search:
         pairs, nodes, share = _FIRST_PAIRS, _FIRST_NODES, _FIRST_PRICES
         while not self.done:
             self._price(self.budget.part + share)
-            if not self.done:
+            if self.done:
+                return
+            before = self.budget.part
+            if 1.0 - before > _WORTH * self.took:
                 self._restricted(pairs, nodes)
-            pairs, nodes, share = 2 * pairs, 2 * nodes, _MORE_PRICES
+                self.took = self.budget.part - before
+                if self.took < _SHORT:  # the next may be larger
+                    pairs, nodes = 2 * pairs, 2 * nodes
+            share = _MORE_PRICES
+            if self.best is not None:
+                self._move(self.budget.part + _MOVES)
+
+    def _move(self, until: float) -> None:
+        """Solve neighbourhoods of the best plan, one after the other over all nodes."""
+        f = self.f
+        if self.reduced is None:
+            return
+        moved = 0
+        while self.budget.part < until and not self.done:
+            keep = self.reduced <= self.cost - self.bound
+            count = np.add.reduceat(keep.astype(np.int64), f.offsets[:-1])
+            self.seed = (self.seed + max(1, int(0.382 * len(f.nodes)))) % len(f.nodes)
+            while count[self.seed] <= 1 and (count > 1).any():
+                self.seed = (self.seed + 1) % len(f.nodes)
+            assert self.best is not None
+            free = around(f, self.seed, self.neighbours, count, self.move_pairs)
+            kernel = freed(f, self.best, free, keep)
+            try:
+                kernel.reduce()
+            except Impossible:  # not with the plan's own choices among them, but for costs that are infinite in sum
+                return
+            small = flat(kernel)
+            self.budget.spend(kernel.work + self.sweep_work)
+            known = self.cost
+            if not small.nodes:
+                self._offer_moved(kernel, small, np.zeros(0, np.int64))
+            else:
+                program = Program(small)
+                program.add_rows(np.flatnonzero(self.multipliers.best_prices).tolist())
+                choice = program.branch(self.budget, self.gap / 10, None, _MOVE_NODES, _MOVE_SECONDS)
+                if choice is not None:
+                    self._offer_moved(kernel, small, choice)
+                quick = program.is_optimal
+                factor = _GROW if quick else 1 / _GROW
+                self.move_pairs = int(min(max(self.move_pairs * factor, _LEAST_MOVED), _MOST_MOVED))
+            moved += 1
+            if self.cost < known:
+                self.say(f"moved {len(free)} nodes, {small.costs.size} choices")
+        self.say(f"{moved} moves of {self.move_pairs} pairs")
+
+    def _offer_moved(self, kernel: Kernel, small: Flat, choice: np.ndarray) -> None:
+        assert self.best is not None
+        whole = self.best.copy()
+        for i, k in kernel.expand(by_node(small, choice)).items():
+            whole[i] = k
+        self.offer(whole, self.f.profile(whole))
 
     def _first_plan(self) -> None:
         """A plan that fits, if not a good one: every byte has a price of its own, which grows until one is found."""
@@ -194,7 +266,7 @@ class _Search:
         low = max(m.bound(1) for _ in range(4))
         before = max(m.sweep(True), low)
         m.sweep(False)
-        reduced = m.reduced_costs()
+        reduced = self.reduced = m.reduced_costs()
         self.bound = max(self.bound, before)
         x.bound = max(x.bound, before)
         self.budget.spend(12 * self.sweep_work)
