@@ -21,6 +21,10 @@ from ..signature import Component, Partial, Signature, Split, broadcast, partial
 from .table import Step, move_cost, moves
 
 
+# Of a move: its collective, the axes, into how many pieces its source is cut, whether some are gathered.
+_Price = tuple[str, tuple[int, ...], int, bool]
+
+
 @dataclass(frozen=True, slots=True)
 class _Graph:
     """Every signature of tensors of one rank, and the moves between them where everything divides.
@@ -36,7 +40,7 @@ class _Graph:
     dst: np.ndarray
     price: np.ndarray
     first: np.ndarray
-    prices: dict[object, int]
+    prices: dict[_Price, int]
     kinds: tuple[tuple[str, tuple[int, ...]], ...]
     """Of the moves, by ``kind``: the collective and its axes."""
     kind: np.ndarray
@@ -58,7 +62,7 @@ def _graph(ndim: int, mesh: tuple[int, ...], extra: tuple[Partial, ...], cluster
             if isinstance(c, Split):
                 cuts[k, c.dim] *= n
     shape = (math.prod(mesh),) * ndim  # divides whatever the signature
-    prices: dict[object, int] = {}
+    prices: dict[_Price, int] = {}
     kinds: dict[tuple[str, tuple[int, ...]], int] = {}
     edges = sorted(
         (
@@ -82,14 +86,18 @@ def _dim(step: Step, side: Signature) -> int:
     return component.dim if isinstance(component, Split) and step.kind != "permute" else -1
 
 
-def _price(step: Step, mesh: tuple[int, ...]) -> object:
+def _price(step: Step, mesh: tuple[int, ...]) -> _Price:
     """What a move's cost depends on, besides the tensor's bytes."""
     pieces = math.prod(n for n, c in zip(mesh, step.src, strict=True) if isinstance(c, Split))
-    gathers, cuts, ops = (
-        any(isinstance(s[i], kind) for i in step.axes)
-        for s, kind in ((step.src, Split), (step.dst, Split), (step.src, Partial))
-    )
-    return step.kind, step.axes, pieces, gathers, cuts, ops
+    gathers = any(isinstance(step.src[i], Split) for i in step.axes)
+    return step.kind, step.axes, pieces, gathers
+
+
+def _price_seconds(price: _Price, elements: int, itemsize: int, mesh: tuple[int, ...], cluster: Cluster) -> float:
+    """Seconds of such a move of a tensor that divides (``table._group_elements``)."""
+    kind, axes, pieces, gathers = price
+    seen = elements / pieces * (math.prod(mesh[a] for a in axes) if gathers and kind != "permute" else 1)
+    return move_cost(kind, axes, seen * itemsize, gathers and kind != "permute", mesh, cluster)[1]
 
 
 def seconds_matrix(
@@ -116,11 +124,8 @@ def _all_pairs(
     if found is not None:
         return found
     valid = even[graph.src] & even[graph.dst]
-    price = np.full(len(graph.prices), np.inf)
-    for k in np.flatnonzero(valid):
-        if np.isinf(price[graph.price[k]]):
-            for step in moves(graph.signatures[graph.src[k]], shape, itemsize, mesh, cluster, extra):
-                price[graph.prices[_price(step, mesh)]] = step.seconds
+    total = math.prod(shape)
+    price = np.array([_price_seconds(p, total, itemsize, mesh, cluster) for p in graph.prices])
     return _remember(key, _shortest(graph, np.where(valid, price[graph.price], np.inf)))
 
 

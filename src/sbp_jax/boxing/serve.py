@@ -33,6 +33,8 @@ def _serve(
     cluster: Cluster,
 ) -> dict[Signature, Signature]:  # fmt: skip
     wanted = [s for s in needs if s != src]
+    if len(wanted) <= 1:
+        return dict.fromkeys(wanted, src)
     states = [src, *wanted]
     seconds, sent = cost_matrix(states, shape, itemsize, mesh, cluster)
     # Bytes break ties between routes of the same time.

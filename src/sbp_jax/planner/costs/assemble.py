@@ -87,10 +87,8 @@ def assemble(
         first[k] = first[k] or cluster
         count[k] += 1
     representative = [c for c in first if c is not None]
-    nodes = [
-        np.array([n * cluster.times * model.compute_seconds(cluster, s) for s in cluster.strategies])
-        for cluster, n in zip(representative, count, strict=True)
-    ]
+    seconds: dict[object, np.ndarray] = {}
+    nodes = [n * c.times * _compute(c, model, seconds) for c, n in zip(representative, count, strict=True)]
     graph = CostGraph(nodes, {})
     decisions = Decisions(program, clustering, classes, model, representative, count)
     producer = {v.id: (c.index, k) for c in clusters for k, v in enumerate(c.outs)}
@@ -104,6 +102,16 @@ def assemble(
         each = [waiting.get((made, reader), 0.0) for reader in readers]
         _link(graph, decisions, made, list(readers), each, sbp_collector)
     return graph, decisions
+
+
+def _compute(cluster: OpCluster, model: CostModel, known: dict[object, np.ndarray]) -> np.ndarray:
+    """Seconds of one run of a cluster by strategy; computed once for all that look alike."""
+    ids = [v.id for v in cluster.ins]
+    key = cluster.label, cluster.flops, tuple([ids.index(i) for i in ids])
+    found = known.get(key)
+    if found is None:
+        found = known[key] = np.array([model.compute_seconds(cluster, s) for s in cluster.strategies])
+    return found
 
 
 def _link(

@@ -37,6 +37,9 @@ _GUESS_SECONDS = 3.0
 _AGAIN = 0.5
 
 Choice = dict[int, int]
+# Of a sweep at a node: its costs and what it was given, their sum, the part for each neighbour ahead, the part of the
+# node's least that counts for the bound; by neighbour the edge's costs, what it gave, what it gets.
+_Pass = tuple[np.ndarray, np.ndarray, float, float, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]
 
 
 @dataclass(slots=True)
@@ -128,14 +131,16 @@ class Closing:
         self.guessed, gap = False, self.objective - self.bound
         if self.exact is None or not gap < IMPOSSIBLE / 2:
             return
-        for part in _GUESSES:
-            most = self.bound + part * gap
-            kept = {n: self.spare[n][k] <= most - self.there for n, k in self._rows(r)}
-            count = {n: int(k.sum()) for n, k in kept.items()}
-            if sum(count[a] * count[b] for a, b in r.edges) <= _FEW_GUESSED:
-                break
-        else:
+        parts = np.array(_GUESSES)
+        most_spare = self.bound + parts * gap - self.there
+        spare = {n: self.spare[n][k] for n, k in self._rows(r)}
+        count = {n: (x[:, None] <= most_spare).sum(axis=0) for n, x in spare.items()}
+        left = sum((count[a] * count[b] for a, b in r.edges), np.zeros(len(parts), np.int64))
+        few = np.flatnonzero(left <= _FEW_GUESSED)
+        if not len(few):
             return
+        most = self.bound + float(parts[few[0]]) * gap
+        kept = {n: x <= most - self.there for n, x in spare.items()}
         self.guessed, trial = True, r.copy()
         for n, k in kept.items():
             if not k.any():
@@ -199,41 +204,48 @@ def consistent(r: Reduction) -> bool:
 
 
 class _Messages:
-    """What each edge gives the choices of its ends: ``given[a, b]`` those of ``b``."""
+    """What each edge gives the choices of its ends: ``given[a, b]`` those of ``b``.
+
+    ``given[a, b]`` is a row of ``gathered[b]``, after the costs of ``b``: one sum gives all that ``b`` has. Sweeps write
+    in place, for there are many and their arrays are small.
+    """
 
     def __init__(self, r: Reduction) -> None:
         self.r = r
         self.order = sorted(r.nodes, key=r.place.__getitem__)
         at = {n: k for k, n in enumerate(self.order)}
         self.given: dict[tuple[int, int], np.ndarray] = {}
+        self.gathered: dict[int, np.ndarray] = {}
+        for n, cost in r.nodes.items():
+            self.gathered[n] = rows = np.zeros((1 + len(r.around[n]), len(cost)))
+            rows[0] = cost
+            self.given |= {(a, n): row for a, row in zip(r.around[n], rows[1:], strict=True)}
         self.matrix: dict[tuple[int, int], np.ndarray] = {}
         for (a, b), m in r.edges.items():
-            self.given[a, b], self.given[b, a] = np.zeros(m.shape[1]), np.zeros(m.shape[0])
             self.matrix[a, b], self.matrix[b, a] = m, m.T
         self.later = {n: [a for a in r.around[n] if at[a] > at[n]] for n in self.order}
         self.earlier = {n: [a for a in r.around[n] if at[a] < at[n]] for n in self.order}
         self.part = {n: 1.0 / max(len(self.later[n]), len(self.earlier[n]), 1) for n in self.order}
-        self.total: dict[int, np.ndarray] = {}
+        self.total = {n: np.empty(len(r.nodes[n])) for n in self.order}
+        self._forwards = [self._passes(n, self.later[n]) for n in self.order]
+        self._backwards = [self._passes(n, self.earlier[n]) for n in reversed(self.order)]
+
+    def _passes(self, n: int, ahead: list[int]) -> _Pass:
+        to = [(self.matrix[n, a], self.given[a, n], self.given[n, a]) for a in ahead]
+        return self.gathered[n], self.total[n], self.part[n], 1.0 - len(ahead) * self.part[n], to
 
     def sweep(self, forwards: bool) -> float:
         """Every node gives the neighbours ahead of it equal parts of what it has; the bound then."""
-        given, bound = self.given, 0.0
-        ahead = self.later if forwards else self.earlier
-        for n in self.order if forwards else reversed(self.order):
-            self.total[n] = total = self._gathered(n)
+        bound, add, least = 0.0, np.add.reduce, np.minimum.reduce
+        for gathered, total, part, counted, ahead in self._forwards if forwards else self._backwards:
+            add(gathered, axis=0, out=total)
             # What a node gives away is counted where it arrives.
-            bound += float(total.min()) * (1.0 - len(ahead[n]) * self.part[n])
-            if ahead[n]:
-                share = self.part[n] * total
-                for a in ahead[n]:
-                    given[n, a] = (self.matrix[n, a] + (share - given[a, n])[:, None]).min(axis=0)
+            bound += float(least(total)) * counted
+            if ahead:
+                share = part * total
+                for m, back, given in ahead:
+                    least(m + (share - back)[:, None], axis=0, out=given)
         return bound
-
-    def _gathered(self, n: int) -> np.ndarray:
-        total = self.r.nodes[n].copy()
-        for a in self.r.around[n]:
-            total += self.given[a, n]
-        return total
 
     def read(self) -> Choice:
         """A choice for every node in order: the best by what is chosen already, and by the messages of the rest."""

@@ -154,13 +154,17 @@ class Reduction:
         cost = self.nodes[n]
         if len(cost) ** 2 * sum(len(self.nodes[a]) for a in self.around[n]) > _LONG:
             return False
-        # worse[s, t]: at least this much is lost by s against t
-        worse = cost[:, None] - cost[None, :]
-        for a in self.around[n]:
-            m = self.matrix(n, a)
-            worse += (m[:, None, :] - m[None, :, :]).min(axis=2)
-        beaten_by = np.asarray(worse >= -1e-12 * max(1e-6, float(np.abs(cost).max())))
-        np.fill_diagonal(beaten_by, False)
+        tolerance = 1e-12 * max(1e-6, float(np.abs(cost).max()))
+        matrices = [self.matrix(n, a) for a in self.around[n]]
+        some, others = _may_beat(cost, matrices, tolerance)
+        if not len(some):
+            return False
+        # At least this much is lost by some against others, choice by choice.
+        worse = cost[some] - cost[others]
+        for m in matrices:
+            worse += (m[some] - m[others]).min(axis=1)
+        beaten_by = np.zeros((len(cost), len(cost)), bool)
+        beaten_by[some, others] = worse >= -tolerance
         beaten = np.asarray(beaten_by.any(axis=1))
         if not beaten.any():
             return False
@@ -191,6 +195,20 @@ def reduce(problem: CostGraph, deadline: float = math.inf) -> Reduction:
     r = unreduced(problem)
     r.shrink(deadline)
     return r
+
+
+def _may_beat(cost: np.ndarray, matrices: Sequence[np.ndarray], tolerance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of choices of which the second may be at least as good as the first whatever the neighbours choose.
+
+    What the first loses at least is not more than what it loses where it is at its best, or the second at its worst.
+    """
+    most = cost[:, None] - cost[None, :]
+    for m in matrices:
+        best, worst = m.argmin(axis=1), m.argmax(axis=1)
+        at = np.arange(len(m))
+        most += np.minimum(m[at, best][:, None] - m[:, best].T, m[:, worst] - m[at, worst])
+    np.fill_diagonal(most, -np.inf)
+    return np.nonzero(most >= -2 * tolerance)
 
 
 def _affordable(r: Reduction, n: int) -> bool:
