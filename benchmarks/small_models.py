@@ -35,7 +35,7 @@ COLUMNS = ("model", "nodes", "classes", "trace", "plan", "search", "plain", "pla
            "verify", "error")  # fmt: skip
 
 
-def measure(name: str, mesh: tuple[int, ...], cluster: str | None, check: bool) -> dict[str, Any]:
+def measure(name: str, mesh: tuple[int, ...], cluster: str | None, check: bool, only_plan: bool) -> dict[str, Any]:
     """One row, in this process."""
     import jax
     import numpy as np
@@ -62,7 +62,7 @@ def measure(name: str, mesh: tuple[int, ...], cluster: str | None, check: bool) 
         "nodes": s["nodes"], "classes": s["classes"], "trace": traced - start, "plan": planned - traced,
         "search": of_search * (planned - traced), "gap": plan.optimality_gap, "ms": plan.objective * 1e3,
     }  # fmt: skip
-    if cluster is not None:
+    if cluster is not None or only_plan:
         return row
     step = sbp.auto_parallel(model.step, plan=plan, placement=where, donate_argnums=donated)
     for kind, function in (("plain", jax.jit(model.step)), ("planned", step)):
@@ -111,6 +111,7 @@ def apart(name: str, args: argparse.Namespace) -> tuple[list[str], bool]:
     """One row's cells by a process of its own, which is ended after the limit; and whether all is well."""
     command = [sys.executable, __file__, "--one", name, "--mesh", args.mesh, *(["--check"] if args.check else [])]
     command += ["--cluster", args.cluster] if args.cluster else []
+    command += ["--only-plan"] if args.only_plan else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=args.limit, check=False)
     except subprocess.TimeoutExpired:
@@ -129,11 +130,13 @@ def main() -> int:
     parser.add_argument("--mesh", default="2x4", help="of 8 devices, at most 3 axes (2x4)")
     parser.add_argument("--cluster", help="a preset to plan for, instead of this machine")
     parser.add_argument("--check", action="store_true", help="run three steps and compare the losses")
+    parser.add_argument("--only-plan", action="store_true", help="compile nothing")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each model (300)")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(measure(args.one, tuple(map(int, args.mesh.split("x"))), args.cluster, args.check)))
+        mesh = tuple(map(int, args.mesh.split("x")))
+        print(json.dumps(measure(args.one, mesh, args.cluster, args.check, args.only_plan)))
         return 0
     from small import MODELS
 

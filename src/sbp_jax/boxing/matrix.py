@@ -20,7 +20,6 @@ from ..cluster import Cluster
 from ..signature import Component, Partial, Signature, Split, broadcast, partial_sum
 from .table import Step, move_cost, moves
 
-
 # Of a move: its collective, the axes, into how many pieces its source is cut, whether some are gathered.
 _Price = tuple[str, tuple[int, ...], int, bool]
 

@@ -29,8 +29,8 @@ _EQUAL = 1e-9
 # A round is worth another where it leaves at most this part of the gap, or of the pairs.
 _WORTH = 0.99
 _IDLE = 3
-# Where a round leaves more than this part of the pairs, the program is asked with so many times as many as else: it takes
-# about 4 microseconds for each, a round of a transformer's step 0.2 seconds.
+# A round that leaves more than this part of the pairs is slow. Then the program takes over with so many times as many
+# pairs as otherwise: it needs about 4 microseconds for each, a round on a small transformer's step 0.2 seconds.
 _SLOW = 0.7
 _FEW_IF_SLOW = 2.5
 # A guess is this far from the bound to the best plan: the first that leaves so few pairs of choices.
@@ -210,8 +210,8 @@ def consistent(r: Reduction) -> bool:
 class _Messages:
     """What each edge gives the choices of its ends: ``given[a, b]`` those of ``b``.
 
-    ``given[a, b]`` is a row of ``gathered[b]``, after the costs of ``b``: one sum gives all that ``b`` has. Sweeps write
-    in place, for there are many and their arrays are small.
+    ``given[a, b]`` is a row of ``gathered[b]``, after the costs of ``b``: one sum gives all that ``b`` has. Sweeps
+    write in place, for there are many and their arrays are small.
     """
 
     def __init__(self, r: Reduction) -> None:
