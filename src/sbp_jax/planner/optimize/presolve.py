@@ -208,7 +208,8 @@ def _may_beat(cost: np.ndarray, matrices: Sequence[np.ndarray], tolerance: float
         at = np.arange(len(m))
         most += np.minimum(m[at, best][:, None] - m[:, best].T, m[:, worst] - m[at, worst])
     np.fill_diagonal(most, -np.inf)
-    return np.nonzero(most >= -2 * tolerance)
+    some, others = np.nonzero(most >= -2 * tolerance)
+    return some, others
 
 
 def _affordable(r: Reduction, n: int) -> bool:
