@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -73,14 +74,14 @@ def test_a_search_among_many_begins_with_axes_as_one(monkeypatch: pytest.MonkeyP
     begun: list[Sequence[int] | None] = []
 
     def told(fitting: fit.Fitting, begin=fit.Fitting.run):
-        asked = fitting.find_start
+        asked = fitting.goal.find_start
         assert asked is not None
 
         def find_start():
             begun.append(asked())
             return begun[-1]
 
-        fitting.find_start = find_start
+        fitting.goal = replace(fitting.goal, find_start=find_start)
         return begin(fitting)
 
     monkeypatch.setattr(fit.Fitting, "run", told)

@@ -13,6 +13,7 @@ from sbp_jax.planner.costs.cost_graph import CostGraph
 from sbp_jax.planner.optimize import fit
 from sbp_jax.planner.optimize.bounds import spares
 from sbp_jax.planner.optimize.bundle import largest, nearest
+from sbp_jax.planner.optimize.goal import Goal
 from sbp_jax.planner.optimize.program import solve
 from sbp_jax.planner.optimize.search import search
 
@@ -74,7 +75,7 @@ def test_equal_to_trying_everything(seed: int, taken_as: dict[str, int], monkeyp
     free = min(peaks, key=problem.evaluate)
     limit = float(0.5 * (peaks[free] + min(peaks.values())))
     best = min(problem.evaluate(c) for c, peak in peaks.items() if peak <= limit)
-    found = search(problem, held, limit, 0.0, None, lambda _: None)
+    found = search(Goal(problem, held, limit))
     assert found is not None
     assert held.over_time(found.solution.choice).max() <= limit
     assert found.seconds == pytest.approx(problem.evaluate(found.solution.choice))
@@ -92,7 +93,7 @@ def test_begins_with_a_plan_that_is_known(monkeypatch: pytest.MonkeyPatch) -> No
     by_peak = sorted(every(problem), key=lambda c: held.over_time(c).max())
     limit = float(held.over_time(by_peak[len(by_peak) // 10]).max())
     known = min((c for c in by_peak if held.over_time(c).max() <= limit), key=problem.evaluate)
-    found = search(problem, held, limit, 0.0, None, lambda _: None, find_start=lambda: known)
+    found = search(Goal(problem, held, limit, find_start=lambda: known))
     assert found is not None
     assert found.solution.choice == known
 
@@ -103,7 +104,7 @@ def test_no_plan_is_so_small(seed: int) -> None:
     held = Bytes.against(problem, seed)
     least = min(held.over_time(c).max() for c in every(problem))
     with pytest.raises(PlanError) as error:
-        search(problem, held, 0.95 * least, 0.0, None, lambda _: None)
+        search(Goal(problem, held, 0.95 * least))
     found = re.search(
         r"the smallest that one does is (\d+) bytes.*every plan holds at least (\d+) bytes", str(error.value)
     )

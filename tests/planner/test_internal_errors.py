@@ -83,7 +83,7 @@ def test_where_the_limit_is_only_the_devices_own(fault: Exception, monkeypatch: 
 
 @faults
 def test_in_a_search_with_an_end(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ilp, "timed_search", fail(fault))
+    monkeypatch.setattr(ilp, "search", fail(fault))
     with pytest.raises(type(fault), match="broken"):
         plan()
 
@@ -175,8 +175,8 @@ def test_nothing_found_in_time_is_not_that_nothing_fits(monkeypatch: pytest.Monk
 
         return search
 
-    monkeypatch.setattr(ilp, "timed_search", none(OutOfTime("in vain", 1.0)))
+    monkeypatch.setattr(ilp, "search", none(OutOfTime("in vain", 1.0)))
     assert plan().solver == "ilp"
-    monkeypatch.setattr(ilp, "timed_search", none(TooSmall("nothing fits", 1.0)))
+    monkeypatch.setattr(ilp, "search", none(TooSmall("nothing fits", 1.0)))
     with pytest.raises(TooSmall, match="nothing fits"):
         plan(memory_limit=1e12)

@@ -15,7 +15,8 @@ import sbp_jax as sbp
 import sbp_jax.cluster as clusters
 from sbp_jax.planner import Request, decide, meshes
 from sbp_jax.planner.memory.infeasible import OutOfTime, TooSmall
-from sbp_jax.planner.methods import Task, ilp, lookup, timed
+from sbp_jax.planner.methods import Task, ilp, lookup
+from sbp_jax.planner.optimize import fit
 from sbp_jax.planner.optimize import search as search_module
 from sbp_jax.planner.optimize.search import Found
 from sbp_jax.planner.remat import search as remat
@@ -80,7 +81,7 @@ def test_nothing_is_fitted_into_memory_where_there_is_enough(
     exact = lookup("ilp")(searched)
     task = replace(searched, time_limit=0.1, limit_bytes=80e9, thorough=thorough)
     monkeypatch.setattr(search_module, "solve", late(search_module.solve))
-    found = timed.timed_search(task)
+    found = search_module.search(task)
     assert found is not None and exact is not None and not found.memory_is_short
     assert found.notes == () and found.seconds == pytest.approx(exact.seconds) == found.bound
 
@@ -95,15 +96,15 @@ def test_time_is_said_to_be_the_users_where_it_is(
     task = replace(searched, limit_bytes=limit, time_limit=0.1, thorough=thorough)
     fits = lookup("greedy")(replace(task, time_limit=None))
     assert fits is not None
-    over_time = timed._Watch.over_time
+    run = fit.Fitting.run
 
-    def after_one_that_fits(self: Any, choice: Any) -> Any:
-        self.best = fits.seconds, fits.solution.choice
-        return over_time(self, choice)
+    def after_one_that_fits(fitting: fit.Fitting) -> Any:
+        fitting._offer(fits.solution.choice)
+        return run(fitting)
 
-    monkeypatch.setattr(timed._Watch, "over_time", after_one_that_fits)
+    monkeypatch.setattr(fit.Fitting, "run", after_one_that_fits)
     monkeypatch.setattr(search_module, "solve", late(search_module.solve))
-    found = timed.timed_search(task)
+    found = search_module.search(task)
     assert found is not None and found.memory_is_short and len(found.notes) == 1
     assert ("time_limit was up" in found.notes[0]) is thorough
     assert ("by default was up" in found.notes[0]) is not thorough and "fitting into memory" in found.notes[0]
@@ -140,7 +141,7 @@ def test_a_family_is_said_to_fit_where_memory_is_short(
     exact = lookup("ilp")(searched)
     assert exact is not None
     stopped = replace(exact, seconds=2 * exact.seconds, bound=0.0, memory_is_short=is_short)
-    monkeypatch.setattr(ilp, "timed_search", lambda _: stopped)
+    monkeypatch.setattr(ilp, "search", lambda _: stopped)
     task = replace(searched, limit_bytes=80e9, time_limit=60.0)
     found = lookup("ilp")(task)
     assert found is not None

@@ -248,7 +248,7 @@ def test_an_expert_is_the_answer_where_the_search_stops_short(monkeypatch: pytes
         assert found is not None
         return replace(found, seconds=2 * best.objective, bound=0.5 * best.objective)
 
-    monkeypatch.setattr(ilp, "timed_search", hurried)
+    monkeypatch.setattr(ilp, "search", hurried)
     found = plan("ilp")
     assert found.objective <= best.objective * (1 + 1e-9) and found.bound <= found.objective
     assert any("is of the family of plans that" in note for note in found.notes)
@@ -256,7 +256,7 @@ def test_an_expert_is_the_answer_where_the_search_stops_short(monkeypatch: pytes
     def in_vain(task: Task):
         raise OutOfTime("no plan was found in time", 1.0)
 
-    monkeypatch.setattr(ilp, "timed_search", in_vain)
+    monkeypatch.setattr(ilp, "search", in_vain)
     late = plan("ilp")
     assert late.objective <= best.objective * (1 + 1e-9) and late.bound <= late.objective
 

@@ -74,7 +74,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         return node_roles(decisions, found, tuple(request.pins), batch)
 
     left = None if request.time_limit is None else request.time_limit - (built - start)
-    task = Task(graph, footprint, request.memory_limit_bytes, request.gap, left, request.progress, parts,
+    task = Task(graph, footprint, request.memory_limit_bytes, request.gap, left, request.progress, find_roles=parts,
                 thorough=request.thorough,
                 clusters_per_class=len(clusters) / max(decisions.n_classes, 1))  # fmt: skip
     decided = decide(task, request)

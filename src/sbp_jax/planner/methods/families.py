@@ -8,12 +8,11 @@ bound for all plans it is 0.
 from dataclasses import replace
 
 from ...errors import PlanError
-from ..optimize.search import Found
+from ..optimize.search import Found, search
 from ..optimize.sweep import sweep
 from .node_roles import Leaf
 from .restriction import Restriction, divided, divided_on, narrow, whole
 from .task import Task
-from .timed import timed_search
 
 # A family is small, and there are several: so many times the seconds of a search among all plans.
 _PATIENCE = 0.3
@@ -73,7 +72,7 @@ def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> 
             return None if start is None else narrowed.number(start)
 
         alone = replace(task, problem=narrowed.problem, footprint=narrowed.footprint)
-        found = timed_search(replace(alone, patience=_PATIENCE * task.patience, find_start=find_start))
+        found = search(replace(alone, patience=_PATIENCE * task.patience, find_start=find_start))
     else:
         found = sweep(narrowed.problem, narrowed.footprint, task.limit_bytes)
     if found is None:

@@ -8,10 +8,9 @@ import time
 from dataclasses import replace
 
 from ..memory.infeasible import OutOfTime
-from ..optimize.search import Found
+from ..optimize.search import Found, search
 from .experts import cheapest, coarsest
 from .task import Task, register
-from .timed import timed_search
 
 # A gap of less is as good as none; with so many pairs of choices, where families take seconds, one of less than that.
 _OPEN = 1e-3
@@ -45,7 +44,7 @@ def ilp(task: Task) -> Found | None:
         return next((f.solution.choice for f in first.values() if f), None)
 
     try:
-        found = timed_search(replace(task, find_start=find_start))
+        found = search(replace(task, find_start=find_start))
     except OutOfTime:
         if task.thorough:
             raise

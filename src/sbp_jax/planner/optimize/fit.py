@@ -11,21 +11,18 @@ without the choices that the prices prove to be too expensive.
 import bisect
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..costs.cost_graph import CostGraph, penalised, sliced
-from ..memory.infeasible import TooSmall
-from ..memory.protocol import FootprintLike
+from ..memory.infeasible import OutOfTime, TooSmall
 from .bounds import spares
 from .bundle import largest, nearest
+from .goal import Goal
 from .program import Solution, solve, solve_within
 from .smallest_limit import Least, Smallest, too_small
-
-# A plan that fits, to begin with; None: none is known.
-FindStart = Callable[[], Sequence[int] | None]
 
 _ROUNDS = 40
 _LEVEL = 0.5
@@ -79,22 +76,14 @@ class _Seen:
 class Fitting:
     """The search for the cheapest plan within ``limit`` bytes a device; ``free`` is the cheapest without one.
 
-    It ends after a few seconds with a gap that is proven, or goes on to the time limit or no gap, if ``thorough``;
-    and when it is proven that nothing that fits takes less than ``below`` seconds. ``patience`` multiplies what it
-    takes where it is not thorough. ``find_start``, asked once some plan may fit: one that does, to begin with.
+    It ends after a few seconds with a gap that is proven, or goes on to the time limit or no gap, if thorough; when it
+    is proven that nothing that fits takes less than ``below`` seconds; or at the ``deadline`` (of ``time.monotonic``).
     """
 
-    problem: CostGraph
-    footprint: FootprintLike
+    goal: Goal
     limit: float
     free: Solution
-    gap: float
-    time_limit: float | None
-    progress: Callable[[str], None]
-    thorough: bool = False
-    below: float = math.inf
-    patience: float = 1.0
-    find_start: FindStart | None = None
+    deadline: float
     bound: float = 0.0
     best: _Seen | None = None
     plans: list[_Seen] = field(default_factory=list)
@@ -102,54 +91,66 @@ class Fitting:
     prices: dict[int, float] = field(default_factory=dict)
     _at: dict[int, CostGraph] = field(default_factory=dict)
     _begun: bool = False
+    was_stopped: bool = False
 
     def run(self) -> Solution | None:
         """The best plan found and its bound; None where none is worth while.
 
-        Raises ``TooSmall`` with the smallest limit found possible, if none fits.
+        Raises ``TooSmall`` with the smallest limit found possible, if none fits; ``OutOfTime`` where time was up.
         """
         began, self.bound = time.perf_counter(), self.free.bound
         free = self._offer(self.free.choice)
-        smallest = Smallest(self.problem, self.footprint, self._bytes_at, self.time_limit, self.progress)
-        lowest = smallest.holding_least({self.points[0]: 1.0}, free.peak, _LEAST_SECONDS)
+        smallest = Smallest(self.goal, self._bytes_at, self.deadline)
+        if self._is_over():
+            lowest = None
+        else:
+            lowest = smallest.holding_least({self.points[0]: 1.0}, free.peak, _LEAST_SECONDS)
         if lowest is not None:
             least = self._offer(lowest.choice)
             if lowest.bound * free.peak > self.limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
                 if self._is_known:
                     return None
                 raise self._short(smallest.run([(self.free, free.memory), (lowest, least.memory)]))
-        if self.find_start is not None and (start := self.find_start()) is not None:
+        find_start = None if self._is_over() else self.goal.find_start
+        if find_start is not None and (start := find_start()) is not None:
             self._offer(start)
             self._begun = True
         last = self._rounds()
         tried = [(self.free, free.memory)] if last is None else [(self.free, free.memory), last]
-        if self.best is None and not self._closed(self.gap) and not self._is_known:
+        if self.best is None and not self._closed(self.goal.gap) and not self._is_known and not self._is_over():
             found = smallest.run(tried, self.limit)
             if found.peak <= self.limit:
                 self._offer(found.solution.choice)
                 self._combine()
-        if not self._closed(self.gap):
+        if not self._closed(self.goal.gap):
             self._exactly(began)
         if self.best is None:
             if self._is_known:
                 return None
+            if self.was_stopped:
+                raise self._out_of_time()
             raise self._short(smallest.run(tried))
         bound = min(self.bound, self.best.seconds)
-        return replace(self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound)
+        return replace(self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound, timed_out=False)
+
+    def _is_over(self) -> bool:
+        """Whether the time is up; asked where something is still to be done."""
+        self.was_stopped |= time.monotonic() > self.deadline
+        return self.was_stopped
 
     def _bytes_at(self, point: int) -> CostGraph:
         if point not in self._at:
-            self._at[point] = self.footprint.at(point)
+            self._at[point] = self.goal.footprint.at(point)
         return self._at[point]
 
     @property
     def _is_small(self) -> bool:
-        return self.problem.pairs <= _FEW_PAIRS
+        return self.goal.problem.pairs <= _FEW_PAIRS
 
     @property
     def _is_known(self) -> bool:
         """Whether a plan is known that fits: how small others can be does not matter then."""
-        return math.isfinite(self.below)
+        return math.isfinite(self.goal.below)
 
     @property
     def _aim(self) -> float:
@@ -157,7 +158,7 @@ class Fitting:
         return math.inf if self.best is None else self.best.seconds
 
     def _closed(self, gap: float) -> bool:
-        most = min(self._aim, self.below)
+        most = min(self._aim, self.goal.below)
         return math.isfinite(most) and most - self.bound <= max(gap, 1e-9) * most
 
     @property
@@ -170,7 +171,7 @@ class Fitting:
 
     def _offer(self, choice: Sequence[int]) -> _Seen:
         """Remember a plan, where it overflows, and whether it is the best."""
-        plan = _Seen(tuple(choice), self.problem.evaluate(choice), self.footprint.over_time(choice))
+        plan = _Seen(tuple(choice), self.goal.problem.evaluate(choice), self.goal.footprint.over_time(choice))
         self.plans.append(plan)
         if plan.peak > self.limit:
             worst = int(plan.memory.argmax())
@@ -190,11 +191,11 @@ class Fitting:
         for round_number in range(_ROUNDS):
             prices = self._next_prices(level)
             spent, allowed = time.process_time() - start, self._seconds(_SECONDS)
-            if not (self.thorough or self._is_fine):
+            if not (self.goal.thorough or self._is_fine):
                 allowed = self._seconds(max(_LONGER * _SECONDS, _AT_LEAST * longest))
-            if prices is None or spent > allowed or (stalled and spent > 0.5 * allowed):
+            if prices is None or spent > allowed or (stalled and spent > 0.5 * allowed) or self._is_over():
                 break
-            self.progress(f"fitting into memory, round {round_number + 1}")
+            self.goal.progress(f"fitting into memory, round {round_number + 1}")
             beyond = round_number % 2 == 1
             if beyond:  # what bounds ask for, and more: for a plan that fits
                 prices = {t: over * p for t, p in prices.items()}
@@ -211,7 +212,7 @@ class Fitting:
             if not met:
                 self._combine()
             last = solution, plan.memory
-            if self._closed(max(self.gap, _ROUND_GAP)):
+            if self._closed(max(self.goal.gap, _ROUND_GAP)):
                 break
             before, gap = gap, self._aim - self.bound
             stalled = gap > (1 - _WORTH) * before and len(self.points) == points
@@ -219,10 +220,10 @@ class Fitting:
 
     def _priced(self, prices: dict[int, float], seconds: float) -> Solution | None:
         """The cheapest plan where bytes have prices, and the bound that it proves."""
-        problem = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in prices.items()])
+        problem = penalised(self.goal.problem, [(p, self._bytes_at(t)) for t, p in prices.items()])
         known = [p.choice for p in self.plans[-_COMBINED:]]
         if self._is_small:
-            solution = solve(problem, self.gap, self.time_limit, known)
+            solution = solve(problem, self.goal.gap, self.goal.time_limit, known)
         else:
             solution = solve(problem, _ROUND_GAP, min(_RELAXED_SECONDS, seconds), known, relaxed=True)
         if solution is not None:
@@ -232,10 +233,10 @@ class Fitting:
         return solution
 
     def _seconds(self, quick: float) -> float:
-        if self.thorough:
-            return math.inf if self.time_limit is None else 0.5 * self.time_limit
-        quick *= self.patience
-        return quick if self.time_limit is None else min(quick, 0.5 * self.time_limit)
+        if self.goal.thorough:
+            return math.inf if self.goal.time_limit is None else 0.5 * self.goal.time_limit
+        quick *= self.goal.patience
+        return quick if self.goal.time_limit is None else min(quick, 0.5 * self.goal.time_limit)
 
     def _next_prices(self, part: float) -> dict[int, float] | None:
         """Seconds a byte for each point, that promise ``part`` of the way from the bound to the most that any do.
@@ -260,15 +261,15 @@ class Fitting:
         near = [p for p in self.plans if p.seconds <= _NEAR * self.bound]
         some = [*near[-_COMBINED:], *([self.best] if self.best else [])]
         kept = [np.unique(choices) for choices in zip(*(p.choice for p in some), strict=True)]
-        self._within(kept, _ROUND_GAP, _COMBINE_SECONDS * max(1.0, self.patience), len(self.points) + _COMBINED)
+        self._within(kept, _ROUND_GAP, _COMBINE_SECONDS * max(1.0, self.goal.patience), len(self.points) + _COMBINED)
 
     def _within(self, kept: list[np.ndarray], gap: float, seconds: float, most_points: int) -> float | None:
         """Offer the best plan of only some choices that fits at the points, which grow; the bound of all of them."""
-        problem, bound = sliced(self.problem, kept), None
+        problem, bound = sliced(self.goal.problem, kept), None
         start = time.perf_counter()
         while True:
             left = seconds - (time.perf_counter() - start)
-            if left <= 0:
+            if left <= 0 or self._is_over():
                 return bound
             limits = [(sliced(self._bytes_at(t), kept), self.limit) for t in self.points]
             solution = solve_within(problem, limits, gap, left, self._best_of(kept))
@@ -290,21 +291,21 @@ class Fitting:
 
         A plan with a choice costs at least the bound under prices and what the choice has to spare.
         """
-        if self.problem.pairs > _MOST_PAIRS and not self.thorough and self._is_fine:
+        if self.goal.problem.pairs > _MOST_PAIRS and not self.goal.thorough and self._is_fine:
             return
-        exactly = self._is_small or self.thorough
-        unhurried = self._is_small and self.time_limit is None and self.patience >= 1
+        exactly = self._is_small or self.goal.thorough
+        unhurried = self._is_small and self.goal.time_limit is None and self.goal.patience >= 1
         seconds = math.inf if unhurried else self._seconds(_EXACT_SECONDS)
-        if self.time_limit is not None:  # all that is left, or most of it
-            left = (1.0 if self.thorough else _IN_ALL) * self.time_limit - (time.perf_counter() - began)
-            seconds = left if self.thorough else min(seconds, left)
-        gap = self.gap if exactly else max(self.gap, _ROUND_GAP)
-        priced = penalised(self.problem, [(p, self._bytes_at(t)) for t, p in self.prices.items()])
+        if self.goal.time_limit is not None:  # all that is left, or most of it
+            left = (1.0 if self.goal.thorough else _IN_ALL) * self.goal.time_limit - (time.perf_counter() - began)
+            seconds = left if self.goal.thorough else min(seconds, left)
+        gap = self.goal.gap if exactly else max(self.goal.gap, _ROUND_GAP)
+        priced = penalised(self.goal.problem, [(p, self._bytes_at(t)) for t, p in self.prices.items()])
         floor, spare = spares(priced, time.monotonic() + 0.5 * seconds)
         floor -= self.limit * sum(self.prices.values())
         start = time.perf_counter()
         while not self._closed(gap):
-            self.progress(f"fitting into memory exactly, {len(self.points)} points")
+            self.goal.progress(f"fitting into memory exactly, {len(self.points)} points")
             before, kept = self._aim, self._kept(spare, self._aim - floor)
             left = seconds - (time.perf_counter() - start)
             proven = self._within(kept, gap, left, len(self.points) + _ROUNDS) if left > 0 else None
@@ -312,7 +313,7 @@ class Fitting:
             if proven is not None:
                 # What is struck costs more than that, or than the best plan.
                 self.bound = max(self.bound, min(proven, floor + out, self._aim))
-            if self._aim == before or not math.isfinite(out):
+            if self._aim == before or not math.isfinite(out) or self.was_stopped:
                 return
 
     def _kept(self, spare: list[np.ndarray], most: float) -> list[np.ndarray]:
@@ -324,14 +325,22 @@ class Fitting:
 
         def pairs(level: float) -> int:
             kept = within(level)
-            return sum(len(kept[a]) * len(kept[b]) for a, b in self.problem.edges)
+            return sum(len(kept[a]) * len(kept[b]) for a, b in self.goal.problem.edges)
 
         most += 1e-9 * abs(most)
-        if self.thorough or pairs(most) <= _MOST_LEFT:
+        if self.goal.thorough or pairs(most) <= _MOST_LEFT:
             return within(most)
         levels = np.unique(np.concatenate(spare))
         few = bisect.bisect_right(levels, _BEST_FEW, key=pairs)
         return within(float(levels[max(few - 1, 0)]))
 
     def _short(self, least: Least) -> TooSmall:
-        return too_small(self.limit, least, self.footprint)
+        return too_small(self.limit, least, self.goal.footprint)
+
+    def _out_of_time(self) -> OutOfTime:
+        smallest = min(p.peak for p in self.plans)
+        return OutOfTime(
+            f"no plan was found in time that fits into a memory limit of {self.limit:.0f} bytes per device; "
+            f"the smallest seen holds {smallest:.0f}. Raise time_limit, or memory_limit",
+            smallest,
+        )

@@ -1,12 +1,11 @@
 """The search for the cheapest plan that fits: solve; where memory is short, fit (``fit.py``)."""
 
 import math
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 
-from ..costs.cost_graph import CostGraph
-from ..memory.protocol import FootprintLike
-from .fit import FindStart, Fitting
+from .fit import Fitting
+from .goal import Goal
 from .program import Solution, solve
 
 
@@ -26,24 +25,27 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def search(
-    problem: CostGraph, footprint: FootprintLike, limit: float | None, gap: float, time_limit: float | None,
-    progress: Callable[[str], None], thorough: bool = False, below: float = math.inf,
-    patience: float = 1.0, find_start: FindStart | None = None,
-) -> Found | None:  # fmt: skip
-    """The cheapest plan within ``limit`` bytes a device; None where pins allow none, or none of less than ``below``.
-    Where the cheapest of all is not within it, ``find_start`` is asked for a plan to begin with.
+def search(goal: Goal) -> Found | None:
+    """The cheapest plan within the limit; None where pins allow none, or none of less than ``goal.below`` seconds.
+    Past the time limit it is the best one seen; ``notes`` say so.
 
-    Raises ``TooSmall`` with the smallest limit found possible, where ``limit`` is less.
+    Raises ``TooSmall`` with the smallest limit found possible, where the goal's is less, or ``OutOfTime``.
     """
-    solution = solve(problem, gap, time_limit)
-    if solution is None or solution.bound >= below:
+    deadline = math.inf if goal.time_limit is None else time.monotonic() + goal.time_limit
+    solution = solve(goal.problem, goal.gap, goal.time_limit)
+    if solution is None or solution.bound >= goal.below:
         return None
-    free, is_short = solution.objective, False
-    if limit is not None and footprint.over_time(solution.choice).max(initial=0.0) > limit:
-        is_short = True
-        fitting = Fitting(
-            problem, footprint, limit, solution, gap, time_limit, progress, thorough, below, patience, find_start
-        )
-        solution = fitting.run()
-    return solution and Found(solution, solution.objective, solution.bound, free, is_short)
+    limit, free = goal.limit_bytes, solution.objective
+    if limit is None or goal.footprint.over_time(solution.choice).max(initial=0.0) <= limit:
+        return Found(solution, free, solution.bound, free)
+    fitting = Fitting(goal, limit, solution, deadline)
+    solution = fitting.run()
+    if solution is None:
+        return None
+    notes = ()
+    if fitting.was_stopped:
+        # Without a limit of the user's, the search has one of its own.
+        up = "time_limit was up" if goal.thorough else "the time that a search has by default was up"
+        longer = "" if goal.thorough else ". Give time_limit= (seconds) to search longer"
+        notes = (f"{up} while fitting into memory: the plan is the best one seen until then{longer}",)
+    return Found(solution, solution.objective, solution.bound, free, memory_is_short=True, notes=notes)

@@ -6,6 +6,7 @@ The best weights are found by a level method (``bundle.py``). Kelley's planes al
 promised, jump from corner to corner: on GPT-3 they end a third above plans that exist.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from ..costs.cost_graph import CostGraph, costless, penalised, sliced
 from ..memory.infeasible import TooSmall, holdings
 from ..memory.protocol import FootprintLike
 from .bundle import largest, nearest
+from .goal import Goal
 from .program import Solution, solve, solve_within
 
 _ROUNDS = 60
@@ -53,19 +55,17 @@ class Least:
 class Smallest:
     """The search for the smallest peak of one problem."""
 
-    problem: CostGraph
-    footprint: FootprintLike
+    goal: Goal
     at: Callable[[int], CostGraph]
-    time_limit: float | None = None
-    progress: Callable[[str], None] = lambda _: None
+    deadline: float = math.inf
     _costless: CostGraph | None = field(default=None)
 
     def holding_least(self, weights: dict[int, float], unit: float, seconds: float = _ROUND_SECONDS) -> Solution | None:
         """The plan that holds the least at weighted points, in ``unit`` bytes, as far as found in some seconds."""
-        self._costless = self._costless or costless(self.problem)
+        self._costless = self._costless or costless(self.goal.problem)
         # Bytes as parts of what a plan holds: small beside what is impossible.
         prices = [(w / unit, self.at(t)) for t, w in weights.items() if w > 0]
-        limit = seconds if self.time_limit is None else min(seconds, self.time_limit)
+        limit = seconds if self.goal.time_limit is None else min(seconds, self.goal.time_limit)
         return solve(penalised(self._costless, prices), 1e-3, limit)
 
     def run(self, first: Sequence[tuple[Solution, np.ndarray]], enough: float = 0.0) -> Least:
@@ -74,7 +74,7 @@ class Smallest:
         unit = max(float(min(m.max(initial=1.0) for _, m in seen)), 1.0)
         bound, centre = 0.0, {}
         start = time.perf_counter()
-        budget = _SECONDS if self.time_limit is None else min(_SECONDS, self.time_limit)
+        budget = _SECONDS if self.goal.time_limit is None else min(_SECONDS, self.goal.time_limit)
         points: list[int] = []
         gaps: list[float] = []
         for round_number in range(_ROUNDS):
@@ -85,7 +85,9 @@ class Smallest:
                 break
             if peak <= max(enough, bound * (1 + _CLOSE)) or time.perf_counter() - start > budget:
                 break
-            self.progress(f"finding the smallest memory limit, round {round_number + 1}")
+            if time.monotonic() > self.deadline:
+                break
+            self.goal.progress(f"finding the smallest memory limit, round {round_number + 1}")
             points = sorted({*points, *(int(m.argmax()) for _, m in seen[-2:])})
             held = np.array([m[points] for _, m in seen]) / unit
             weights, promised = _next(held, np.array([centre.get(t, 0.0) for t in points]), bound / unit)
@@ -95,7 +97,7 @@ class Smallest:
             if solution.bound * unit > bound:
                 bound = solution.bound * unit
                 centre = dict(zip(points, weights.tolist(), strict=True))
-            memory = self.footprint.over_time(solution.choice)
+            memory = self.goal.footprint.over_time(solution.choice)
             known = any(np.array_equal(m, memory) for _, m in seen)
             if known and int(memory.argmax()) in points and promised * unit <= bound * (1 + 1e-6):
                 break
@@ -122,17 +124,17 @@ class Smallest:
             kept = [np.unique(c) for c in choices]
             target = enough if enough > lowest else 0.5 * (lowest + peak)
             left = _MIX_SECONDS - (time.process_time() - start)
-            if left <= 0:
+            if left <= 0 or time.monotonic() > self.deadline:
                 break
             limits = [(sliced(self.at(t), kept), target) for t in at]
-            mixed = solve_within(sliced(self.problem, kept), limits, 1.0, left)
+            mixed = solve_within(sliced(self.goal.problem, kept), limits, 1.0, left)
             if mixed is None:
                 lowest = target
                 if target == enough:
                     break
                 continue
             choice = tuple(int(k[c]) for k, c in zip(kept, mixed.choice, strict=True))
-            memory = self.footprint.over_time(choice)
+            memory = self.goal.footprint.over_time(choice)
             at.add(int(memory.argmax()))
             seen.append((replace(best[0], choice=choice), memory))
             if memory.max() < peak:

@@ -1,0 +1,40 @@
+"""What a search is asked for."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..costs.cost_graph import CostGraph
+from ..memory.protocol import FootprintLike
+
+# A plan that fits, to begin with; None: none is known.
+FindStart = Callable[[], Sequence[int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A planning problem: choose one strategy for each node, at the least seconds a step.
+
+    Attributes:
+        problem: seconds by choice, and by pair of choices.
+        footprint: the bytes over the step of any choice.
+        limit_bytes: what a device may hold; None: anything.
+        gap: stop when the proven relative gap is at most this.
+        time_limit: seconds the search may take, where it can take long.
+        progress: told what is being done.
+        thorough: whether to take the time limit where that proves more.
+        below: plans of so many seconds or more are of no interest.
+        patience: multiplies the seconds that a search takes to fit into memory, where it is not thorough.
+        find_start: gives a plan that fits, or None; asked where the cheapest plan does not fit.
+    """
+
+    problem: CostGraph
+    footprint: FootprintLike
+    limit_bytes: float | None = None
+    gap: float = 0.0
+    time_limit: float | None = None
+    progress: Callable[[str], None] = lambda _: None
+    thorough: bool = False
+    below: float = math.inf
+    patience: float = 1.0
+    find_start: FindStart | None = None
