@@ -1,4 +1,4 @@
-"""Program + placement -> plan: factor maps, clusters, classes, the 0-1 program, its solution spelled out."""
+"""Program + placement -> plan: factor maps, clusters, classes, a cost graph, the search, the plan of its choice."""
 
 import copy
 import functools
