@@ -31,7 +31,7 @@ _OTHERS = 60
 # Costs of this much and more mean impossible.
 _IMPOSSIBLE = 1e17
 # What may be left undone at the end of the time: the search looks at the clock between its steps.
-_MARGIN = 0.08
+_MARGIN = 0.1
 
 
 class BadFile(Exception):
@@ -41,11 +41,14 @@ class BadFile(Exception):
 def main() -> int:
     """Print one line with cost, bound and seconds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--seconds", type=_positive, help="time limit by the clock, reading the file not counted")
     parser.add_argument("--choices", type=Path, metavar="OUT.json", help="write the list of chosen strategies")
     parser.add_argument("--verbose", action="store_true", help="what the search does, on stderr")
     args = parser.parse_args()
+    if args.file is None:  # all benchmarks are run in a row
+        print("nothing to do: give a FILE, one of github.com/google/iopddl")
+        return 0
     try:
         name, instance = read(args.file)
     except BadFile as error:
@@ -62,7 +65,8 @@ def main() -> int:
         why = "it is proven that none does" if found.impossible else f"none was found in {seconds:.1f} seconds"
         print(f"no plan fits: {why}")
         return 1
-    print(f"cost {_number(found.cost)} bound {_number(found.bound)} seconds {seconds:.1f}")
+    cost = round(found.cost)
+    print(f"cost {cost} bound {min(_lower(found.bound), cost)} seconds {seconds:.1f}")
     if args.choices:
         args.choices.write_text(json.dumps(list(found.choice)) + "\n")
     return 0
@@ -75,9 +79,11 @@ def _positive(text: str) -> float:
     return number
 
 
-def _number(x: float) -> str:
-    """Costs are whole numbers; a bound is rounded up to one, for no plan is between, but for what sums round off."""
-    return str(math.ceil(x - max(1e-3, 1e-9 * abs(x)))) if math.isfinite(x) else "0"
+def _lower(bound: float) -> int:
+    """Costs are whole numbers: a bound is rounded up to one, less what sums of floats may have rounded."""
+    if not math.isfinite(bound):
+        return 0
+    return math.ceil(bound - max(1e-3, 1e-12 * abs(bound)))
 
 
 def read(path: Path) -> tuple[str, Instance]:

@@ -16,6 +16,7 @@ SUBJECTS = {
     "plan_quality": "Bytes on the wire, against shardings written by hand",
     "solvers": "Search methods and fixed strategies, on one cost model",
     "search_comparison": "Which search under a memory limit: prototypes compared",
+    "contest": "A contest's problems: costs by pairs, bytes within a limit",
     "planning_time": "Seconds and memory that planning takes",
     "small_models": "Thirty small models: planning against compiling",
     "fidelity": "The compiled program against the plan",

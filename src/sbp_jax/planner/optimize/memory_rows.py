@@ -18,6 +18,8 @@ from .budget import Budget
 
 _ROWS_AT_ONCE = 20
 _TOLERANCE = 1e-6
+# Programs with binaries, each with more memory rows than the one before.
+_MOST_BRANCHED = 20
 # What a run costs at least, in the budget's units.
 _RUN_WORK = 200_000
 
@@ -156,11 +158,13 @@ class Program:
         h.setOptionValue("mip_max_nodes", most_nodes)
         best, best_cost = start, math.inf if start is None else self.f.evaluate(start)
         h.changeObjectiveOffset(self.f.constant * self.scale)
-        for _ in range(20):
+        # The rounds share the seconds.
+        stop = max(0.0, budget.seconds_left - seconds) if budget.seconds < math.inf else 0.0
+        for _ in range(_MOST_BRANCHED):
             if best is not None:
                 at = (self.f.offsets[:-1] + best).astype(np.int32)
                 h.setSolution(len(at), at, np.ones(len(at)))
-            if not self._run(budget, seconds):
+            if not self._run(budget, stop):
                 break
             if h.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
                 self.bound = math.inf
@@ -186,8 +190,8 @@ class Program:
         offsets = self.f.offsets.tolist()
         return np.array([int(x[a:b].argmax()) for a, b in itertools.pairwise(offsets)], np.int64)
 
-    def _run(self, budget: Budget, seconds: float = math.inf) -> bool:
-        left = budget.seconds_left if budget.seconds == math.inf else min(budget.seconds_left, seconds)
+    def _run(self, budget: Budget, stop: float = 0.0) -> bool:
+        left = budget.seconds_left - stop
         if left <= 0:
             return False
         if left < math.inf:
