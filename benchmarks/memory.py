@@ -1,6 +1,9 @@
 """The planner's peak memory per device, against XLA's own ``memory_analysis()`` of the compiled step.
 
-    python benchmarks/memory.py [--only gpt] [--meshes 1x8,2x4,8x1]
+    python benchmarks/memory.py [--only gpt] [--meshes 1x8,2x4,8x1] [--random 30]
+
+The models of ``examples/zoo``, programs unlike them (``memory_programs.py``), and the first random programs
+(``tests/random_programs.py``, dims 16 times as large) that take 1 MiB or more; what others take is mostly scalars.
 
 XLA's figure is arguments + outputs - aliased outputs + temporaries: what the step needs from its caller and takes
 itself. (``peak_memory_in_bytes`` of jaxlib 0.10.2 on CPUs leaves out the one buffer that holds all temporaries, so
@@ -8,11 +11,13 @@ it is little more than the arguments; it is not used.) The models are float32 he
 XLA for CPUs widens bfloat16 dots, accelerators do not. Shapes alone are compiled, so no model needs its memory.
 
 Planned steps are compiled to be scheduled for memory, and to keep barriers, on CPUs too (``step/jitted.py``). Writes
-``benchmarks/results/memory.txt``; exits with 1 when a model is off by more than 10 %.
+``benchmarks/results/memory.txt``; exits with 1 when a model is off by more than 10 %, or another program is not
+between 0.95 and 1.15 of XLA's figure.
 """
 
 import argparse
 import datetime
+import math
 import os
 import platform
 import sys
@@ -26,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import jax
 import numpy as np
+from memory_programs import PROGRAMS, random_program
 from rich.console import Console
 from rich.table import Table
 
@@ -51,6 +57,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "resnet18": ("resnet", "resnet18", {}),
 }
 TOLERANCE = 0.1
+BOUNDS = 0.95, 1.15
 
 
 def needed(compiled: Any) -> int:
@@ -59,41 +66,84 @@ def needed(compiled: Any) -> int:
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 
 
+class Rows:
+    """What has been measured: plan / XLA by name and mesh."""
+
+    def __init__(self) -> None:
+        self.table = Table("program", "mesh", "arguments", "XLA", "plan", "plan / XLA", "gap")
+        self.ratios: dict[tuple[str, str], float] = {}
+        self.off: list[str] = []
+
+    def add(self, name: str, mesh: str, step: Any, args: Any, low: float, high: float, least: int = 0) -> bool:
+        """Plan and compile; whether it takes ``least`` bytes."""
+        plan = step.plan(*args)
+        compiled = step.lower(*args).compile()
+        ours, xla = plan.memory_per_device, needed(compiled)
+        jax.clear_caches()
+        if xla < least:
+            return False
+        ratio = self.ratios[name, mesh] = ours / xla
+        if not low <= ratio <= high:
+            self.off.append(f"off: {name} on {mesh}, {ratio:.3f}")
+        arguments = compiled.memory_analysis().argument_size_in_bytes
+        self.table.add_row(name, mesh, f"{arguments:,}", f"{xla:,}", f"{ours:,.0f}", f"{ratio:.3f}",
+                           f"{plan.optimality_gap:.2%}")  # fmt: skip
+        print(f"{name} on {mesh}: {ratio:.3f}", file=sys.stderr, flush=True)
+        return True
+
+
+def planned(function: Any, mesh: str, **options: Any) -> Any:
+    """A function planned on a mesh of simulated devices."""
+    shape = tuple(map(int, mesh.split("x")))
+    names = ("dp", "tp", "pp")[: len(shape)]
+    where = sbp.placement("cpu", np.arange(math.prod(shape)).reshape(shape), axis_names=names)
+    return sbp.auto_parallel(function, placement=where, **options)
+
+
+def add_random(rows: Rows, count: int) -> None:
+    """The first random programs that are large enough."""
+    found = seed = 0
+    while found < count and seed < 8 * count:
+        program = random_program(seed)
+        args = [jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") else x for x in program.args]
+        try:
+            mesh = "x".join(map(str, program.mesh))
+            found += rows.add(f"random {seed}", mesh, planned(program.function(), mesh), args, *BOUNDS, least=2**20)
+        except Exception as error:
+            print(f"random {seed}: {type(error).__name__}", file=sys.stderr, flush=True)
+        seed += 1
+
+
 def main() -> int:
-    """Print and write the table; 1 when a model is off by more than 10 %."""
+    """Print and write the table; 1 when a program is out of bounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--meshes", default="1x8,2x4,8x1")
+    parser.add_argument("--random", type=int, default=30)
     args = parser.parse_args()
-    table = Table("model", "mesh", "arguments", "XLA", "plan", "plan / XLA", "gap")
-    ratios: dict[tuple[str, str], float] = {}
+    rows = Rows()
     for name, (family, size, options) in MODELS.items():
         if args.only not in name:
             continue
         case = build(family, size, **options)
-        state, batch = case.abstract_state(), jax.eval_shape(lambda case=case: case.batch(0))
+        example = case.abstract_state(), jax.eval_shape(lambda case=case: case.batch(0))
         for mesh in args.meshes.split(","):
-            shape = tuple(map(int, mesh.split("x")))
-            where = sbp.placement("cpu", np.arange(8).reshape(shape), axis_names=("dp", "tp"))
-            step = sbp.auto_parallel(case.step, placement=where, donate_argnums=0)
-            plan = step.plan(state, batch)
-            compiled = step.lower(state, batch).compile()
-            ours, xla = plan.memory_per_device, needed(compiled)
-            ratios[name, mesh] = ours / xla
-            arguments = compiled.memory_analysis().argument_size_in_bytes
-            table.add_row(name, mesh, f"{arguments:,}", f"{xla:,}", f"{ours:,.0f}", f"{ours / xla:.3f}",
-                          f"{plan.optimality_gap:.2%}")  # fmt: skip
-            print(f"{name} on {mesh}: {ours / xla:.3f}", file=sys.stderr, flush=True)
-            jax.clear_caches()
-    off = {k: r for k, r in ratios.items() if abs(r - 1) > TOLERANCE}
-    within = [abs(r - 1) for k, r in ratios.items() if k not in off]
+            rows.add(name, mesh, planned(case.step, mesh, donate_argnums=0), example, 1 - TOLERANCE, 1 + TOLERANCE)
+    for name, make in PROGRAMS.items():
+        if args.only in name:
+            function, example = make()
+            for mesh in args.meshes.split(","):
+                rows.add(name, mesh, planned(function, mesh), example, *BOUNDS)
+    if args.only in "random":
+        add_random(rows, args.random)
+    errors = [abs(r - 1) for r in rows.ratios.values()]
     lines = [
-        f"within 10 %: {len(within)} of {len(ratios)}; of these the mean is off by {np.mean(within):.1%}, the worst "
-        f"by {max(within):.1%}",
-        *(f"off: {n} on {mesh}, {r:.3f}" for (n, mesh), r in off.items()),
+        f"within 10 %: {sum(e <= 0.1 for e in errors)} of {len(errors)}; the mean is off by {np.mean(errors):.1%}; "
+        f"between {min(rows.ratios.values()):.3f} and {max(rows.ratios.values()):.3f}",
+        *rows.off,
     ]
     console = Console(width=110, record=True)
-    console.print(table)
+    console.print(rows.table)
     console.print("\n".join(lines), markup=False, highlight=False)
     if not args.only:
         head = (
@@ -102,7 +152,7 @@ def main() -> int:
             f"sbp_jax {sbp.__version__}; {datetime.date.today()}\n\n"
         )
         (Path(__file__).parent / "results" / "memory.txt").write_text(head + console.export_text())
-    return int(bool(off))
+    return int(bool(rows.off))
 
 
 if __name__ == "__main__":

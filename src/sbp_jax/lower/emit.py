@@ -6,6 +6,7 @@ signature is an explicit collective under a name scope of its own. XLA's partiti
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,10 @@ class Emitter:
         self.program, self.placement = program, plan.placement
         self.decision = [plan.strategies[k] if k >= 0 else None for k in plan.nodes]
         self.boxings = {(b.value_id, b.dst): b for b in plan.boxing_list}
+        self.boxed_pieces: dict[int, list[tuple[int, ...]]] = {}
+        for b in plan.boxing_list:
+            pieces = self.boxed_pieces.setdefault(b.value_id, [])
+            pieces.append(stored_shape(b.shape, b.dst, plan.placement.shape))
         self.producer = {v.id: op for op in program.nodes for v in op.outs}
 
     def run(self, *arguments: Any) -> list[Any]:
@@ -138,7 +143,10 @@ class Emitter:
         def size(value_id: int) -> int:
             return max([self.stored_bytes(x, s) for s, x in scope.get(value_id, {}).items()], default=0)
 
-        worth = [e.value.id for e in wait.results if sum(map(size, e.holds)) > size(e.value.id)]
+        def taken(v: Value) -> int:  # what is boxed to something smaller is boxed at once
+            return min([size(v.id), *(math.prod(b) * v.itemsize for b in self.boxed_pieces.get(v.id, ()))])
+
+        worth = [e.value.id for e in wait.results if sum(map(size, e.holds)) > taken(e.value)]
         keys = [(i, s) for i in worth for s in scope.get(i, {})]
         if not keys:
             return

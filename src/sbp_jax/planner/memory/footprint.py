@@ -12,35 +12,18 @@ and the plan that is chosen is measured by the same tables.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ...paths import named
-from ...rules.widen import Code
-from ...trace import Op, Value, user_line
+from ...rules.widen import B, Code
+from ...trace import Value, user_line
 from ..costs.assemble import Decisions
 from ..costs.cost_graph import CostGraph
 from ..graph.clusters import OpCluster
-from .liveness import Lifetime, lifetimes
-
-
-def scratch(op: Op, device: str) -> float:
-    """What an op takes while it runs beside operands and results, in bytes of its first result.
-
-    Random bits: XLA for CPUs makes them in a loop over copies of its state (measured: 10 arrays for 2 results),
-    compilers for accelerators in one kernel. The gradient of max pooling: a padded operand and, for every
-    dimension, the position of each maximum, 4 bytes each (XLA: ``SelectAndScatterExpander``).
-    """
-    if op.name == "threefry2x32":
-        return 8.0 if device == "cpu" else 0.0
-    if op.name.startswith("select_and_scatter"):
-        out, source = op.outs[0], op.ins[0]
-        padded = math.prod(n + a + b for n, (a, b) in zip(out.shape, op.params["padding"], strict=True))
-        indices = 4.0 * len(out.shape) / out.itemsize * (padded + math.prod(source.shape))
-        return (padded + indices) / math.prod(out.shape)
-    return 0.0
+from .liveness import Lifetime, Liveness, lifetimes
 
 
 @dataclass(slots=True)
@@ -67,7 +50,9 @@ class Footprint:
         self.program = decisions.program
         self.n_nodes = len(self.program.nodes)
         self.n_choices = [len(c) for c in graph.nodes]
-        self.tables = list(_Tables(decisions, lifetimes(self.program, decisions.clustering.factors)).run())
+        clustering, device = decisions.clustering, decisions.model.hardware.device.name
+        found = lifetimes(self.program, clustering.factors, clustering.free, device)
+        self.tables = list(_Tables(decisions, found).run())
         counts = [len(t.start) for t in self.tables]
         self._table = np.repeat(np.arange(len(self.tables)), counts)
         self._start = np.array([x for t in self.tables for x in t.start], np.int64)
@@ -125,15 +110,19 @@ _Key = tuple[Any, ...]
 class _Tables:
     """Builds the tables; equal ones, of values that share their decisions, are one."""
 
-    def __init__(self, decisions: Decisions, found: dict[int, Lifetime]) -> None:
-        self.decisions, self.lifetimes = decisions, found
+    def __init__(self, decisions: Decisions, found: Liveness) -> None:
+        self.decisions, self.lifetimes, self.scratch = decisions, found.values, found.scratch
         self.clustering, self.groups, self.model = decisions.clustering, decisions.class_of, decisions.model
         self.hub_of = {(hub.source, hub.result): n for n, hub in decisions.hubs.items()}
         self.tables: dict[_Key, _Table | None] = {}
         self.codes: dict[object, tuple[Code, ...]] = {}
         self.shares: dict[object, np.ndarray] = {}
         self.pairs: dict[object, dict[str, np.ndarray]] = {}
-        self.program_end = len(decisions.program.nodes)
+        program = decisions.program
+        self.program_end = len(program.nodes)
+        replacing = {o for _, o in program.donated}
+        self.results = {op.index for k, op in enumerate(program.output_ops) if k not in replacing}
+        self.smallest = self._smallest_results()
         self.readers: dict[int, list[tuple[int, int, int]]] = {}
         for cluster in self.clustering.clusters:
             for position, v in enumerate(cluster.ins):
@@ -148,6 +137,12 @@ class _Tables:
                 leaving.add(v.id)
                 if v.shape:
                     self._result(cluster, group, k, v)
+            if cluster.root is None:
+                self._scratch(cluster, group)
+            if cluster.ops[0].index in self.results:
+                v = cluster.ops[0].ins[0]
+                if isinstance(v, Value) and v.shape:
+                    self._add(("result", group, 0), group, -1, 0, self.program_end - 1, v)
             if cluster.root is not None:
                 inner = [v for op in cluster.ops for v in op.outs]
                 for k, v in enumerate(inner):
@@ -156,12 +151,44 @@ class _Tables:
                         self._add(("inside", group, k), group, -1, life.made, life.kept, v)
         yield from (t for t in self.tables.values() if t is not None)
 
-    def _add(self, key: _Key, a: int, b: int, start: int, end: int, v: Value) -> None:
-        """One more instance of a table, which is computed the first time."""
+    def _smallest_results(self) -> dict[int, float]:
+        """By id of a value that is a result: the bytes of its buffer, cut as much as where it is made."""
+        clusters = self.clustering.clusters
+        made = {v.id: [s.outs[k] for s in c.strategies] for c in clusters for k, v in enumerate(c.outs)}
+        found: dict[int, float] = {}
+        for cluster in clusters:
+            op = cluster.ops[0]
+            if op.index in self.results and isinstance(v := op.ins[0], Value):
+                shares = [self.model.share(v.shape, s.ins[0]) if s.ins else s.share for s in cluster.strategies]
+                least = min([self.model.share(v.shape, c) for c in made.get(v.id, ())], default=0.0)
+                found[v.id] = min(max(shares), max(min(shares), least)) * v.size_bytes
+        return found
+
+    def _scratch(self, cluster: OpCluster, group: int) -> None:
+        op = cluster.ops[0]
+        for k, item in enumerate(self.scratch.get(op.index, ())):
+            at = self.lifetimes[op.outs[0].id].made
+            room = 0.0 if item.place is None else self.smallest[item.place.id]
+            key = ("scratch", group, k, room)
+            if key not in self.tables:
+                v = (op.ins if item.side == "in" else op.outs)[item.position]
+                codes = [cluster.codes(s, op)[item.side == "out"][item.position] for s in cluster.strategies]
+                held = item.size_bytes * np.array([1.0 if c is None else self.model.share(v.shape, c) for c in codes])
+                self.tables[key] = _Table("scratch of ", group, -1, np.maximum(held - room, 0.0), 1.0)
+            self._add(key, group, -1, at, at, op.outs[0])
+
+    def _add(self, key: _Key, a: int, b: int, start: int, end: int, v: Value, room: float = 0.0) -> None:
+        """One more instance of a table, which is computed the first time. ``room`` bytes of it are held elsewhere."""
         if end < start:
             return
+        if room:
+            key = *key, room
         if key not in self.tables:
-            self.tables[key] = self._make(key, v, a, b)
+            table = self._make(key, v, a, b)
+            if table is not None and room:
+                beyond = np.maximum(table.parts * table.factor - room, 0.0)
+                table = replace(table, parts=beyond, factor=1.0) if beyond.any() else None
+            self.tables[key] = table
         table = self.tables[key]
         if table is not None:
             table.start.append(start)
@@ -171,13 +198,12 @@ class _Tables:
     def _result(self, cluster: OpCluster, group: int, k: int, v: Value) -> None:
         life = self.lifetimes[v.id]
         made, whole, first, last, kept = life.made, life.whole, max(life.first, life.whole), life.last, life.kept
-        if k == 0 and cluster.root is None and scratch(cluster.ops[0], self.model.hardware.device.name):
-            self._add(("scratch", group, k), group, -1, made, made, v)
+        room = math.inf if life.inside else 0.0 if life.place is None else self.smallest[life.place.id]
         readers = self.readers.get(v.id, ())
         hub = self.hub_of.get((group, k))
         if not readers or (hub is None and group == readers[0][0]):
             if not (life.named or life.home):
-                self._add(("own", group, k), group, -1, made, kept, v)
+                self._add(("own", group, k), group, -1, made, kept, v, room)
             return
         other, position = (hub, -1) if hub is not None else readers[0][:2]
         where = (group, k, other, position)
@@ -196,13 +222,15 @@ class _Tables:
             self._add(("larger", *where), group, other, first, last, v)
         else:
             if not (life.named or life.home):
-                self._add(("same", *where), group, other, made, kept, v)
+                self._add(("same", *where), group, other, made, kept, v, room)
             if not life.named:
-                self._add(("source of smaller", *where), group, other, made, whole, v)
-                self._add(("source of larger", *where), group, other, made, first, v)
+                self._add(("source of smaller", *where), group, other, made, whole, v, room)
+                self._add(("source of larger", *where), group, other, made, first, v, room)
             if not life.home:
                 self._add(("smaller", *where), group, other, whole, last, v)
                 self._add(("larger", *where), group, other, first, last, v)
+            if whole == made:  # a loop's stack is written in the order that is wanted
+                self._add(("moved", *where), group, other, whole, whole, v)
         if hub is not None:
             self._more(group, k, hub, v, life, readers)
 
@@ -237,11 +265,12 @@ class _Tables:
                 [self.model.share(v.shape, cluster.follow(s.ins[0])(inner) or ()) for s in cluster.strategies]
             )
             return _Table("", a, b, of, factor)
+        if what == "result":  # one that needs no decision is made as it leaves
+            parts = [self.model.share(v.shape, s.ins[0]) if s.ins else s.share for s in cluster.strategies]
+            return _Table("result ", a, b, np.array(parts), factor)
         made = self._codes((id(cluster.strategies), "out", k), lambda: [s.outs[k] for s in cluster.strategies])
-        if what in ("own", "scratch"):
-            if what == "scratch":
-                factor *= scratch(cluster.ops[0], self.model.hardware.device.name)
-            return _Table("scratch of " if what == "scratch" else "", a, b, self._shares(v.shape, made), factor)
+        if what == "own":
+            return _Table("", a, b, self._shares(v.shape, made), factor)
         other, position = key[3], key[4]
         if what == "more":
             made = hubs[key[5]].codes
@@ -255,7 +284,7 @@ class _Tables:
         if of is not None and hub is not None and hub.sets:  # a choice of the hub's is several signatures held at once
             beyond = what == "more"
             of = np.stack([of[list(x)].min(axis=0) for x in hub.sets]) if beyond else hub.by_choice(of)
-        words = "boxed copies of " if what in ("smaller", "larger", "more") else ""
+        words = "boxed copies of " if what in ("smaller", "larger", "more", "moved") else ""
         return None if of is None else _Table(words, a, b, of, factor)
 
     def _codes(self, key: object, make: Callable[[], list[Code]]) -> tuple[Code, ...]:
@@ -291,6 +320,17 @@ class _Tables:
             every = {
                 "same": same * own, "source of smaller": smaller * own, "source of larger": larger * own,
                 "smaller": smaller * copy, "larger": larger * copy, "more": ~same * copy,
+                "moved": smaller * _rearranged(made, codes) * own,
             }  # fmt: skip
             found = self.pairs[key] = {what: m for what, m in every.items() if m.any()}
         return found
+
+
+def _rearranged(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
+    """Where a collective wants its operand in an order of its own: all pieces that one device is sent side by side.
+
+    Reducing and scattering along any dim but the first, and exchanging one split for another (XLA: collectives along
+    other dims get a layout in which that dim is the slowest).
+    """
+    left, right = np.array(made)[:, None, :], np.array(codes)[None, :, :]
+    return (((left < B) & (right > 0)) | ((left >= 0) & (right >= 0) & (left != right))).any(axis=-1)

@@ -13,12 +13,13 @@ through the loop; a loop's carry is one buffer from its initial value to its fin
 value may be read by several kernels of one of its passes, so what is written there need not be what is held here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ...rules import Factors
 from ...trace import Graph, Op, Program, Value
 from ..graph.fusion import pointwise
+from .scratch import LAPACK, Around, Scratch, reorders, scratch
 
 # Computed again by every reader. Everything else with several readers is computed once (XLA: ``IsExpensive``).
 _CHEAP = frozenset("""
@@ -41,6 +42,10 @@ _IN_PLACE = frozenset(
 _COMPUTES = ("reduce_", "gather")
 # Boundaries that hand on what they read.
 _REPEATED = frozenset(("sbp.unstack", "sbp.barrier", "sbp.enter"))
+# So often may a kernel compute an op for one element of its result (XLA: ``FusionNodeIndexingEvaluation``).
+_MOST_COPIES = 15
+# Who asks for the elements of a kernel's own result.
+_ITSELF = frozenset((-1,))
 # Element-wise by their rule, but long: never computed again.
 _LONG = frozenset(("threefry2x32", "erf_inv", "digamma", "lgamma", "igamma"))
 
@@ -52,7 +57,9 @@ class Lifetime:
     it is there, for a loop's stack the loop's end.
 
     ``named``: another name of its operand's buffer. ``resident``: an argument, held over the whole step. ``home``: it
-    replaces a donated argument, in whose buffer it is written. ``reads``: first and last time by reading node.
+    is written where a result of the program goes: the buffer of a donated argument, or one of the result's own.
+    ``inside``: it is in that buffer too, as what a loop carries. ``place``: the result in whose buffer it is held, as
+    far as it fits, before that is written there. ``reads``: first and last time by reading node.
     """
 
     value: Value
@@ -64,31 +71,56 @@ class Lifetime:
     named: bool = False
     resident: bool = False
     home: bool = False
+    inside: bool = False
+    place: Value | None = None
     reads: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-def lifetimes(program: Program, factors: Sequence[Factors]) -> dict[int, Lifetime]:
-    """By value id."""
-    return _Walk(program, factors).run()
+@dataclass(slots=True)
+class Liveness:
+    """By value id; by node, what it takes while it runs."""
+
+    values: dict[int, Lifetime]
+    scratch: dict[int, list[Scratch]]
+
+
+def lifetimes(program: Program, factors: Sequence[Factors], free: Collection[int], device: str) -> Liveness:
+    """When everything takes memory that a step takes. ``free`` values are made by each reader where it needs them."""
+    walk = _Walk(program, factors, free, device)
+    return Liveness(walk.run(), walk.scratch)
+
+
+def _concatenates_rows(op: Op) -> bool:
+    """Whether XLA for CPUs makes it a kernel of its own (``cpu_instruction_fusion.cc``)."""
+    if op.name != "concatenate" or len(op.outs[0].shape) < 2:
+        return op.name == "concatenate" and len(op.ins) > 8
+    v = op.outs[0]
+    along_rows = op.params["dimension"] == len(v.shape) - 1
+    return len(op.ins) > 8 or (along_rows and v.shape[-1] * v.itemsize >= 64 and v.size_bytes >= 2048)
 
 
 class _Walk:
     """One pass over the nodes, last to first: when readers are known, so is what they read."""
 
-    def __init__(self, program: Program, factors: Sequence[Factors]) -> None:
-        self.program = program
+    def __init__(self, program: Program, factors: Sequence[Factors], free: Collection[int], device: str) -> None:
+        self.program, self.free, self.device = program, free, device
+        self.scratch: dict[int, list[Scratch]] = {}
         self.end = len(program.nodes) - 1
         nodes = program.nodes
         self.alias = [op.name in _ALIASES for op in nodes]
         self.cheap = [op.name in _CHEAP for op in nodes]
         self.fusible = [
-            op.primitive is not None and op.name not in _LONG and (yes or alias or op.name in _MOVES)
+            op.primitive is not None
+            and op.name not in _LONG
+            and (yes or alias or op.name in _MOVES)
+            and not (device == "cpu" and _concatenates_rows(op))
             for op, yes, alias in zip(nodes, pointwise(program, factors), self.alias, strict=True)
         ]
         self.spans: dict[int, tuple[int, int]] = {}
         self._span(program.graph)
         self.readers = program.consumers()
-        self.homes = {program.output_ops[o].index for _, o in program.donated}
+        self.replacing = {program.output_ops[o].index for _, o in program.donated}
+        self.homes = {op.index for op in program.output_ops}
         # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
         self.when: list[int] = []
         self.when = self._schedule()
@@ -97,6 +129,9 @@ class _Walk:
         self.repeats = [False] * (self.end + 1)
         self.again = [-1] * (self.end + 1)  # the last kernel that computes it again
         self.claimed: set[int] = set()
+        # By op and kernel that computes it: the ops that index it there, and how often it is computed for an element.
+        self.indexed: list[dict[int, frozenset[int]]] = [{} for _ in nodes]
+        self.often: list[dict[int, int]] = [{} for _ in nodes]
         self.found: dict[int, Lifetime] = {}
 
     def _schedule(self) -> list[int]:
@@ -109,7 +144,7 @@ class _Walk:
         for k in range(n - 1, -1, -1):
             if self.fusible[k] and k not in self.spans and nodes[k].outs:
                 users = [u.index for v in nodes[k].outs for u, _ in self.readers.get(v.id, ())]
-                updates[k] = bool(users) and all([u in self.homes or updates[u] for u in users])
+                updates[k] = bool(users) and all([u in self.replacing or updates[u] for u in users])
         self.when = when = list(range(n))
         reads = self.program.reads()
         ready: dict[int, int] = {}
@@ -143,13 +178,61 @@ class _Walk:
         for op in reversed(program.nodes):
             for k, v in enumerate(op.outs):
                 self.found[v.id] = self._life(op, k, v, self.readers.get(v.id, ()))
+            if op.name == "sbp.carry" and self.found[op.outs[1].id].home:
+                self.found[op.outs[0].id].inside = True  # one buffer from the initial value to the final one
             if op.outs:
                 self._when_computed(op)
         last = self.end
         for op in program.input_ops:
             life = self.found[op.outs[0].id]
             life.made, life.whole, life.kept, life.last, life.resident = 0, 0, last, max(life.last, life.first), True
+        self._take_scratch()
+        self._lodge()
         return self.found
+
+    def _take_scratch(self) -> None:
+        maker = {v.id: op for op in self.program.nodes for v in op.outs}
+
+        def is_apart(x: Value) -> bool:
+            op = maker[x.id]
+            made_for_it = self.fusible[op.index] and len(self.readers.get(x.id, ())) == 1
+            return not made_for_it and op.name not in LAPACK
+
+        around = Around(self.device, is_apart, lambda v: self.found[v.id].home)
+        for op in self.program.nodes:
+            if work := list(scratch(op, around)):
+                self.scratch[op.index] = work
+
+    def _lodge(self) -> None:
+        """The largest values that fit into the buffers of results, until those are made.
+
+        A result's buffer is there from the start. XLA gives buffers to values from the largest to the smallest
+        (``BufferAssigner``): a value may have that of a result if it is no larger and not in use at the same time.
+        """
+        # An op takes two moments: its early scratch is done with before its results are written.
+        places: list[tuple[Value, list[tuple[int, int]]]] = []
+        for op in self.program.output_ops:
+            if op.index not in self.replacing and isinstance(v := op.ins[0], Value):
+                life = self.found[v.id]
+                places.append((v, [(2 * (self.end if life.resident else life.made) + 1, 2 * self.end + 1)]))
+        places.sort(key=lambda place: -place[0].size_bytes)
+        wanting: list[tuple[float, int, int, Lifetime | Scratch]] = [
+            (life.value.size_bytes, 2 * life.made + 1, 2 * life.kept + 1, life) for life in self.found.values()
+            if life.value.id not in self.free and life.kept >= life.made and life.value.shape
+            and not (life.named or life.home or life.resident or life.inside)
+        ]  # fmt: skip
+        for index, work in self.scratch.items():
+            at = self.found[self.program.nodes[index].outs[0].id].made
+            wanting += [(item.size_bytes, 2 * at, 2 * at + (not item.early), item) for item in work]
+        wanting.sort(key=lambda x: (-x[0], x[1]))
+        for size, start, end, item in wanting:
+            for v, taken in places:
+                if v.size_bytes < size:
+                    break
+                if all([end < a or start > b for a, b in taken]):
+                    taken.append((start, end))
+                    item.place = v
+                    break
 
     def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Lifetime:
         at = op.index
@@ -160,6 +243,15 @@ class _Walk:
         repeats = (self.fusible[at] and (alone or self.cheap[at])) or op.name in _REPEATED
         if repeats and not named and not all([fuses for _, _, fuses, _ in found]) and self._widens(op):
             repeats = False
+        if self.fusible[at]:
+            indexed = self._indexed(readers) if repeats else {}
+            often = {u: sum([self.often[i].get(u, 1) for i in by if i >= 0]) or 1 for u, by in indexed.items()}
+            if any([n > _MOST_COPIES for n in often.values()]):
+                repeats, often = False, {}
+            if repeats and often:
+                self.indexed[at], self.often[at] = indexed, often
+        if not self.indexed[at]:
+            self.indexed[at], self.often[at] = {at: _ITSELF}, {at: 1}
         first, last, kept, home = self.end + 1, start, start - 1, False
         if not readers or not repeats:
             kept = start
@@ -180,9 +272,25 @@ class _Walk:
                 kept = until
             home = home or user.index in self.homes
         self.repeats[at] = repeats
-        if not named and kept == last and kept > start and self._overwritten(v, kept):
+        if not named and kept == last and kept > start and self._overwritten(v, kept, readers):
             kept = last = kept - 1
         return Lifetime(v, start, self._whole(op, k), min(first, self.end), last, kept, named, home=home, reads=reads)
+
+    def _indexed(self, readers: Sequence[tuple[Op, int]]) -> dict[int, frozenset[int]]:
+        """By kernel that would compute an op for its readers: those that ask for elements in an order of their own.
+
+        An element-wise reader asks as it is asked itself.
+        """
+        found: dict[int, frozenset[int]] = {}
+        for user, _ in readers:
+            u = user.index
+            if not (self.fusible[u] or self.alias[u]):
+                continue
+            moves = user.name in _MOVES
+            for kernel, by in self.indexed[u].items():
+                mine = frozenset((u,)) if moves else by
+                found[kernel] = found[kernel] | mine if kernel in found else mine
+        return found
 
     def _widens(self, op: Op) -> bool:
         """Whether computing an op again reads more than its result: two operands as large as that, or more."""
@@ -234,14 +342,18 @@ class _Walk:
                 self.latest[op.index] = when
         self.earliest[op.index] = when if life.kept >= life.made else max(when, life.first)
 
-    def _overwritten(self, v: Value, at: int) -> bool:
-        """Whether the kernel in which a value dies writes its result over it."""
+    def _overwritten(self, v: Value, at: int, readers: Sequence[tuple[Op, int]]) -> bool:
+        """Whether the kernel in which a value dies writes its result over it, element by element."""
         op = self.program.nodes[at]
         if at in self.claimed or not op.outs or op.index in self.spans:
             return False
         result = op.outs[0]
         same = result.shape == v.shape and result.itemsize == v.itemsize
         if not same or not (self.fusible[at] or op.name in _IN_PLACE):
+            return False
+        if self.fusible[at] and self._indexed(readers).get(at) != _ITSELF:
+            return False
+        if any([reorders(user, k) for user, k in self.readers.get(result.id, ())]):
             return False
         self.claimed.add(at)
         return True

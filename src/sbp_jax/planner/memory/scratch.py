@@ -1,0 +1,126 @@
+"""What an op takes while it runs, beside its operands and results: copies in another layout, tables, work space.
+
+XLA counts it among the temporaries of a step.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ...trace import Op, Value
+
+LAPACK = frozenset("""
+    cholesky eig eigh geqrf geqp3 hessenberg householder_product lu qr schur svd triangular_solve tridiagonal
+""".split())  # fmt: skip
+
+
+@dataclass(slots=True)
+class Scratch:
+    """``size_bytes`` for the whole of an operand or a result (``side`` "in" or "out", ``position``), split like that.
+
+    ``early``: it is done with before the op's results are written. ``place``: a result of the program in whose buffer
+    it is held as far as it fits (``Lifetime``).
+    """
+
+    side: str
+    position: int
+    size_bytes: float
+    early: bool = False
+    place: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """``is_apart``: whether an operand lies in memory in a layout of its own, so that another one is a copy of it.
+    ``is_result``: whether a value is written to the buffer of one of the program's results.
+    """
+
+    device: str
+    is_apart: Callable[[Value], bool]
+    is_result: Callable[[Value], bool]
+
+
+def scratch(op: Op, around: Around) -> Iterator[Scratch]:
+    """What an op takes while it runs."""
+    name = op.name
+    if name == "threefry2x32" and around.device == "cpu":
+        # XLA for CPUs makes random bits in a loop over copies of its state (8 or 9 arrays for 2 results, measured),
+        # compilers for accelerators in one kernel.
+        for _ in range(7):
+            yield Scratch("out", 0, float(op.outs[0].size_bytes))
+    elif name.startswith("select_and_scatter"):
+        # The gradient of max pooling: a padded operand and, for every dimension, the position of each maximum,
+        # 4 bytes each (XLA: ``SelectAndScatterExpander``).
+        out, source = op.outs[0], op.ins[0]
+        padded = math.prod(n + a + b for n, (a, b) in zip(out.shape, op.params["padding"], strict=True))
+        indices = 4.0 * len(out.shape) * (padded + math.prod(source.shape))
+        yield Scratch("out", 0, padded * out.itemsize + indices)
+    elif name == "conv_general_dilated":
+        yield from _convolution(op, around)
+    elif name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
+        yield from _running(op, around)
+    elif name in LAPACK:
+        yield from _linear_algebra(op, around)
+
+
+def reorders(op: Op, position: int) -> bool:
+    """Whether a convolution wants an operand in another order than the program has it in.
+
+    Kernels want batch, spatial dims, features; spatial dims, input features, output features. The gradient of a
+    convolution's kernel is a convolution of transposed operands.
+    """
+    if op.name != "conv_general_dilated":
+        return False
+    numbers = op.params["dimension_numbers"]
+    n = len(numbers.lhs_spec)
+    last = (0, n - 1, *range(1, n - 1))
+    specs = ((numbers.lhs_spec, last), (numbers.rhs_spec, (n - 1, n - 2, *range(n - 2))), (numbers.out_spec, last))
+    spec, wanted = specs[position]
+    return tuple(spec) != wanted
+
+
+def _convolution(op: Op, around: Around) -> Iterator[Scratch]:
+    """What does not lie as the kernels want it is copied (XLA: ``ConvCanonicalization``)."""
+    for k, x in enumerate(op.ins):
+        if isinstance(x, Value) and reorders(op, k) and around.is_apart(x):
+            yield Scratch("in", k, float(x.size_bytes))
+    if reorders(op, 2):
+        yield Scratch("out", 0, float(op.outs[0].size_bytes))
+
+
+def _running(op: Op, around: Around) -> Iterator[Scratch]:
+    """Sums within blocks of 16, sums of blocks of these ... (XLA: ``ReduceWindowRewriter``), put together by readers.
+
+    The operand is copied where its axis is not the last one.
+    """
+    x, v = op.ins[0], op.outs[0]
+    axis = op.params["axis"]
+    if v.shape[axis] <= 16:
+        return
+    if axis < len(v.shape) - 1 and isinstance(x, Value) and around.is_apart(x):
+        yield Scratch("in", 0, float(x.size_bytes), early=True)
+    yield Scratch("out", 0, v.size_bytes / 15)
+    if around.is_result(v):
+        yield Scratch("out", 0, float(v.size_bytes))
+
+
+def _linear_algebra(op: Op, around: Around) -> Iterator[Scratch]:
+    """LAPACK and cuSOLVER want columns one after the other: matrices are copied on their way in, and out to a result.
+
+    Most of them write over one of their operands.
+    """
+    over = None if op.name in ("svd", "eig") else len(op.ins) - 1 if op.name == "triangular_solve" else 0
+    for k, x in enumerate(op.ins):
+        if k == over:
+            if around.is_result(op.outs[0]):
+                yield Scratch("out", 0, float(op.outs[0].size_bytes))
+        elif isinstance(x, Value) and len(x.shape) > 1 and around.is_apart(x):
+            yield Scratch("in", k, float(x.size_bytes), early=True)
+    for k, v in enumerate(op.outs):
+        if len(v.shape) > 1 and around.is_result(v) and (k or over is None):
+            yield Scratch("out", k, float(v.size_bytes), early=True)
+    if op.name == "svd" and not op.params["compute_uv"]:  # singular vectors are made all the same
+        *batch, m, n = op.ins[0].shape
+        size = float(min(m, n) * math.prod(batch) * op.outs[0].itemsize)
+        yield Scratch("in", 0, size * m, early=True)
+        yield Scratch("in", 0, size * n, early=True)
