@@ -59,10 +59,10 @@ def test_the_search_and_the_plan_count_the_same(monkeypatch: pytest.MonkeyPatch)
     plan = sbp.plan(
         case.step, case.abstract_state(), jax.eval_shape(lambda: case.batch(0)), placement=EIGHT, donate_argnums=0
     )
-    ((_, _, problem, _, chosen, footprint, *_),) = seen
+    ((_, chosen, footprint, *_),) = seen
     assert plan.memory_per_device == footprint.over_time(chosen).max()
     random = np.random.default_rng(0)
-    for choice in (chosen, *([random.integers(len(c)) for c in problem.nodes] for _ in range(5))):
+    for choice in (chosen, *([random.integers(n) for n in footprint.n_choices] for _ in range(5))):
         over_time = footprint.over_time(choice)
         for point in (int(over_time.argmax()), *random.integers(footprint.n_nodes, size=5).tolist()):
             assert footprint.at(point).evaluate(choice) == pytest.approx(over_time[point], rel=1e-9, abs=1)
