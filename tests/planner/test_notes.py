@@ -94,7 +94,7 @@ def test_time_is_said_to_be_the_users_where_it_is(
     assert free is not None
     limit = 0.97 * float(searched.footprint.over_time(free.solution.choice).max())
     task = replace(searched, limit_bytes=limit, time_limit=0.1, thorough=thorough)
-    fits = lookup("greedy")(replace(task, time_limit=None))
+    fits = lookup("ilp")(replace(task, time_limit=None))
     assert fits is not None
     run = fit.Fitting.run
 
