@@ -111,3 +111,11 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 def by_node(f: Flat, choice: np.ndarray) -> Mapping[int, int]:
     """A plan of the arrays as the kernel's: choices by the original nodes' numbers."""
     return dict(zip(f.nodes, choice.tolist(), strict=True))
+
+
+def equal_rows(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Equal rows as one: each row's group, each group's first row."""
+    number: dict[bytes, int] = {}
+    rows = np.ascontiguousarray(m + 0.0)  # no negative zeros
+    groups = np.array([number.setdefault(row.tobytes(), len(number)) for row in rows], dtype=np.int64)
+    return groups, np.unique(groups, return_index=True)[1]

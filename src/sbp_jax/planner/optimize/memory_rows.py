@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from ...errors import SbpError
-from .arrays import Flat
+from .arrays import Flat, equal_rows
 from .budget import Budget
 
 _ROWS_AT_ONCE = 20
@@ -43,8 +43,8 @@ class Program:
         for e, (i, j) in enumerate(f.ends.tolist()):
             m = f.matrices[e]
             others = [f.pair_tables[k][3] for k in by_edge.get(e, ())]
-            group_i, first_i = _same(np.concatenate([m, *others], axis=1))
-            group_j, first_j = _same(np.concatenate([m.T, *(u.T for u in others)], axis=1))
+            group_i, first_i = equal_rows(np.concatenate([m, *others], axis=1))
+            group_j, first_j = equal_rows(np.concatenate([m.T, *(u.T for u in others)], axis=1))
             small = m[np.ix_(first_i, first_j)]
             at_i, at_j = np.nonzero(np.isfinite(small))
             new = n_columns + np.arange(len(at_i))
@@ -201,14 +201,6 @@ class Program:
         after = self.highs.getInfo().simplex_iteration_count
         budget.spend(_RUN_WORK + max(after, after - before, 1) * self.n_rows)
         return True
-
-
-def _same(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Equal rows as one: each row's group, each group's first row."""
-    number: dict[bytes, int] = {}
-    rows = np.ascontiguousarray(m + 0.0)  # no negative zeros
-    groups = np.array([number.setdefault(row.tobytes(), len(number)) for row in rows], dtype=np.int64)
-    return groups, np.unique(groups, return_index=True)[1]
 
 
 def _highspy() -> ModuleType:

@@ -21,6 +21,7 @@ from scipy import sparse
 
 from ...errors import SbpError
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
+from .arrays import equal_rows
 from .bounds import Closing, consistent
 from .presolve import Reduction, reduce
 
@@ -192,8 +193,8 @@ class _Program:
         ]
         for (a, b), m in r.edges.items():
             others = [other.edges.get((a, b), np.zeros(m.shape)) for other in limits]
-            groups_a, first_a = _same(np.concatenate([m, *others], axis=1))
-            groups_b, first_b = _same(np.concatenate([m.T, *(x.T for x in others)], axis=1))
+            groups_a, first_a = equal_rows(np.concatenate([m, *others], axis=1))
+            groups_b, first_b = equal_rows(np.concatenate([m.T, *(x.T for x in others)], axis=1))
             small = m[np.ix_(first_a, first_b)]
             y = n + np.arange(small.size).reshape(small.shape)
             cost.append(small.ravel())
@@ -360,11 +361,3 @@ def improve(r: Reduction, choice: dict[int, int]) -> dict[int, int]:
             choice[n] = k
             pending.update(dict.fromkeys(r.around[n]))
     return choice
-
-
-def _same(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Equal rows as one: each row's group, each group's first row."""
-    number: dict[bytes, int] = {}
-    rows = np.ascontiguousarray(m + 0.0)  # no negative zeros
-    groups = np.array([number.setdefault(row.tobytes(), len(number)) for row in rows], dtype=np.int64)
-    return groups, np.unique(groups, return_index=True)[1]
