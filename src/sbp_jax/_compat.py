@@ -20,6 +20,8 @@ _EAGER_TRANSFORMS = ("JVPTrace", "LinearizeTrace", "BatchTrace")
 
 _RUNS_OUT_OF_THREADS = jax.__version_info__ < (0, 12)
 
+_PIPELINED = ("all_gather", "all_reduce", "reduce_scatter")
+
 # Who is told of every run, and what they are told: the program's name, and what prints its compiled text.
 Observer = Callable[[str, Any], None]
 _observers: list[Observer] = []
@@ -103,6 +105,13 @@ def as_weak(x: jax.Array) -> jax.Array:
     bind = jax.lax.convert_element_type_p.bind
     where = x.sharding if x.committed else None
     return jax.jit(lambda v: bind(v, new_dtype=v.dtype, weak_type=True, sharding=None), out_shardings=where)(x)
+
+
+def collective_pipelining_options() -> dict[str, bool | int | float | str]:
+    """XLA's options for GPUs that move a loop's collectives beside the compute of its next or previous iteration."""
+    if jax.__version_info__ < (0, 11):
+        return {f"xla_gpu_enable_pipelined_{kind}": True for kind in _PIPELINED}
+    return {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _PIPELINED}
 
 
 def looks_for_nans() -> bool:

@@ -1,7 +1,8 @@
 """What users can ask of the planner."""
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,6 +81,11 @@ class AutoParallelConfig:
             that asks the same: the same program by its fingerprint, placement, hardware, pins and options, the same
             versions. A plan that was found says so in its notes and in ``statistics["from_cache"]``; a damaged entry is
             made anew, with a note. None: no plan is kept.
+        compiler_options: options for XLA, as ``jax.jit(compiler_options=...)`` takes them: a mapping from names to
+            values, ``{"xla_gpu_enable_latency_hiding_scheduler": True}``. They win over the defaults by name; None as a
+            value removes a default. Defaults on GPUs: the latency-hiding scheduler and the pipelining of collectives,
+            unless ``XLA_FLAGS`` names them; on CPUs: what keeps XLA to the plan's memory. A name or value that XLA
+            refuses is an ``SbpError`` before planning starts. They are no part of the plan.
         grad_accumulation, pipeline: see the architecture; not built yet.
     """
 
@@ -101,6 +107,7 @@ class AutoParallelConfig:
     remat: Literal["auto"] | None = None
     lowering: Lowering = "manual"
     cache: str | Path | None = None
+    compiler_options: Mapping[str, bool | int | float | str | None] | None = field(default=None, hash=False)
     pipeline: Any = None
 
     def plan_options(self) -> dict[str, Any]:
@@ -126,6 +133,8 @@ class AutoParallelConfig:
             )
         if self.cache is not None and not (isinstance(self.cache, str | Path) and str(self.cache)):
             raise PlanError(f"cache is a folder, a str or a pathlib.Path; got {self.cache!r}")
+        if self.compiler_options is not None:
+            object.__setattr__(self, "compiler_options", _checked_options(self.compiler_options))
         if self.pad and self.lowering == "gspmd":
             raise PlanError(
                 "pad=True makes pieces of different lengths, which sharding constraints cannot say: use "
@@ -150,6 +159,30 @@ class AutoParallelConfig:
         """The limit as a number."""
         limit: Any = self.memory_limit
         return limit
+
+
+def _checked_options(given: Any) -> dict[str, bool | int | float | str | None]:
+    """Options for XLA as a dict of our own, in the order of their names. Whether XLA knows them, only XLA can say."""
+    if not isinstance(given, Mapping):
+        raise SbpError(
+            f"compiler_options is a mapping from XLA's names to values, {{'xla_gpu_enable_latency_hiding_scheduler': "
+            f"True}}; got {given!r}"
+        )
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise SbpError(f"compiler_options: names are text, XLA's flags without the dashes; got {name!r}")
+        if name.startswith("-") or "=" in name:
+            bare, _, text = name.lstrip("-").partition("=")
+            raise SbpError(
+                f"compiler_options: names are XLA's flags without dashes and without a value; got {name!r}. "
+                f"Write {{{bare!r}: {text or value!r}}}"
+            )
+        if value is not None and not isinstance(value, bool | int | float | str):
+            raise SbpError(
+                f"compiler_options[{name!r}] is True, False, a number, text, or None (to remove a default); "
+                f"got {value!r}"
+            )
+    return dict(sorted(given.items()))
 
 
 def parse_bytes(text: str, what: str) -> float:

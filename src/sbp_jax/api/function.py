@@ -24,6 +24,7 @@ from ..plan import PlanData
 from ..planner import PinError, Request, best_of, candidates, compare_with_padding, make_plan, plan_to_fit
 from ..shardings import PlacementLike
 from ..signature import Signature
+from ..step.compiler_options import check_options
 from ..step.jitted import LoweredStep, NamedStep, OtherCall, check_devices, lower_step, lowered_step
 from ..step.plan import Plan
 from ..trace import Program, fingerprint, is_planned_here, recompute
@@ -191,6 +192,7 @@ class ParallelFunction:
         with Progress(self._name, self._is_first) as progress:
             progress("tracing")
             with agreed.telling(asked):
+                self._check_compiler_options()
                 program, in_tree, out_shape = capture.trace(
                     self._fn, call.args, kwargs, call.static, call.donated, call.fixed, call.donated_names,
                     self._names(call),
@@ -252,6 +254,7 @@ class ParallelFunction:
         entry = lowered_step(
             program, plan, (dynamic, kwargs), out_tree, call.donated_positions, call.donated_names,
             plain=capture.of_dynamic(self._fn, call.args, call.static, call.fixed),
+            compiler_options=self._config.compiler_options,
         )  # fmt: skip
         shapes = jax.tree.map(values.aval, (dynamic, kwargs))
         plan.compile = lambda: lower_step(entry, *shapes).compile()
@@ -259,7 +262,11 @@ class ParallelFunction:
         donated = call.donated_positions, call.donated_names
 
         def named() -> NamedStep:
-            return NamedStep(lowered_step(program, plan, shapes, out_tree, *donated, is_named=True), shapes, *donated)
+            step = lowered_step(
+                program, plan, shapes, out_tree, *donated, is_named=True,
+                compiler_options=self._config.compiler_options,
+            )  # fmt: skip
+            return NamedStep(step, shapes, *donated)
 
         plan.named_step = functools.cache(named)
         plan.taken_apart = self._taken_apart
@@ -304,6 +311,14 @@ class ParallelFunction:
     def _asked_places(self) -> list[Placement]:
         """What the processes must agree on: where to plan for."""
         return [self._given.placement] if self._given is not None else self._places()
+
+    def _check_compiler_options(self) -> None:
+        """Raises ``SbpError`` where XLA refuses some: before a plan is searched for, not when it is first run."""
+        if not self._config.compiler_options:
+            return
+        for where in self._asked_places():
+            if not where.is_abstract:
+                check_options(self._config.compiler_options, where.mesh.devices.flat[0].platform)
 
     def _of_shapes(self, call: Call) -> Call:
         """A call that keeps no arrays alive."""

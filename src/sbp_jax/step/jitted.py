@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,8 @@ from ..lower import global_function, local_function, named_function, on_mesh
 from ..shardings import to_partition_spec
 from ..tensor.incoming import on_devices
 from ..trace import Program
+from .compiler_options import options_for
 from .plan import Plan
-
-# XLA for CPUs starts all that can start by default: every gathered parameter is held from the beginning, whatever the
-# plan says. It also drops barriers, and with them rematerialisation. Compilers for accelerators do neither. Where it
-# makes one kernel of a small loop, it knows no barriers: that ends the process.
-_COMPILER_OPTIONS: dict[str, dict[str, bool | str]] = {
-    "cpu": {
-        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-        "xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting",
-    }
-}
-
 
 _WIDE = {"float64", "int64", "uint64", "complex128"}
 
@@ -90,12 +80,14 @@ def _parted(named: dict[str, Any], names: Sequence[str]) -> tuple[dict[str, Any]
 def lowered_step(
     program: Program, plan: Plan, dynamic: Any, out_tree: Any, donate: tuple[int, ...],
     donated_names: tuple[str, ...] = (), is_named: bool = False, plain: Callable[..., Any] | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> LoweredStep:  # fmt: skip
     """The jitted step of a plan. On an abstract placement it can be planned only.
 
     ``dynamic`` are the arguments by position and by name, ``donate`` and ``donated_names`` the donated among them.
     ``is_named``: its ops say in their metadata which nodes they are. ``plain`` is the function itself, of the same
-    arguments: what ``jax_debug_nans`` runs op by op to say which of the user's lines made the nan.
+    arguments: what ``jax_debug_nans`` runs op by op to say which of the user's lines made the nan. ``compiler_options``
+    are the user's, for XLA.
     """
     where = plan.placement
     n = len(plan.inputs) - len(program.constants)
@@ -165,7 +157,7 @@ def lowered_step(
         donate_argnums=donate,
     )
     owners = {d.process_index for d in mesh.devices.flat}
-    options = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
+    options = options_for(mesh.devices.flat[0].platform, compiler_options)
     return LoweredStep(
         plan, jit(step_here, compiler_options=options), jit(step), jax.jit(unplanned), constants, shardings[:n],
         context, jit(step, compiler_options=options), donated_names,
