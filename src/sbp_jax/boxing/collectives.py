@@ -120,6 +120,9 @@ def _all_to_all(m: _Move, x: Any) -> Any:
         return _scatter_extreme(m, x, cut)
     dim = m.source.dim
     uneven = m.blocks(dim)
+    # XLA for CPUs exchanges slices. Where it simplifies what they are cut from (a sum over copies of a transposed
+    # array, in JAX 0.10 to 0.12), it gives some slices another layout, and then refuses its own program.
+    x = lax.optimization_barrier(x)
     y = lax.all_to_all(x, m.group, split_axis=cut, concat_axis=dim, tiled=True)
     return y if uneven is None else uneven.compact(y)
 
