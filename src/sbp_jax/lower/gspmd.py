@@ -72,7 +72,7 @@ class GlobalEmitter(Emitter):
     def compute(self, scope: Scope, op: Op, ins: Sequence[Signature], outs: Sequence[Signature]) -> Sequence[Any]:
         """Run one op: on whole arrays; on pieces where a value is partial or the op a kernel of the user's."""
         arguments = [self.read(scope, x, s) for x, s in zip(op.ins, ins, strict=True)]
-        on_pieces = op.runs_once or is_opaque_kernel(op.name) or _is_cut_wrongly(op)
+        on_pieces = op.runs_once or is_opaque_kernel(op.name) or _needs_pieces(op)
         if on_pieces or any(s.has_partial for s in (*ins, *outs)):
             ranks = [len(v.shape) for v in op.outs]
             return self.island(lambda xs: self.on_pieces(op, ins, outs, xs), arguments, ins, outs, ranks)
@@ -119,17 +119,18 @@ class GlobalEmitter(Emitter):
         return run(*arguments)
 
 
-def _is_cut_wrongly(op: Op) -> bool:
-    """Whether XLA may make wrong numbers of the op on whole arrays.
+def _needs_pieces(op: Op) -> bool:
+    """Whether XLA may make wrong numbers of the op on whole arrays, or cannot run it.
 
     A convolution in groups whose result is split along the channels comes back with its channels in another order (JAX
     0.10.2 and 0.12). A slice at a position out of bounds, whose result is cut, is read past its end (JAX 0.10.2); so is
     what XLA makes slices of, a lookup or an update at one position. An update is overwritten while it is still read
-    (JAX 0.10.2 and 0.12, on CPUs). The rules' local ops clamp positions, and compute an update before it is written.
+    (JAX 0.10.2 and 0.12, on CPUs). A Fourier transform whose result is gathered does not run (see its rule). The rules'
+    local ops clamp positions, compute an update before it is written, and fix the order in memory of a transform.
     """
     if op.name == "conv_general_dilated":
         return op.params["feature_group_count"] > 1 or op.params["batch_group_count"] > 1
-    return op.name in _AT_POSITIONS or op.name.startswith("scatter")
+    return op.name in _ON_PIECES or op.name.startswith("scatter")
 
 
-_AT_POSITIONS = {"gather", "dynamic_slice", "dynamic_update_slice"}
+_ON_PIECES = {"gather", "dynamic_slice", "dynamic_update_slice", "fft"}

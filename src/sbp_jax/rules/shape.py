@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from .base import Builder, Dims, Factors, Linear, Local, OpLike, any_partial, register, size, sums
 
@@ -251,7 +252,17 @@ def constant(op: OpLike) -> Factors:
     return b.build([], [b.dims(op.outs[0].shape)])
 
 
-@register("fft")
+def _fft_local(op: OpLike, local: Local, x: Any) -> Any:
+    """Its result in memory row by row.
+
+    A collective takes the order that suits it, and XLA for CPUs hands this on to the transform, which knows only one
+    (JAX 0.10 to 0.12): running the program fails. A constraint of its own ends that.
+    """
+    y = op.primitive.bind(x, **op.params)
+    return with_layout_constraint(y, Layout(tuple(range(y.ndim))))
+
+
+@register("fft", local=_fft_local)
 def fft(op: OpLike) -> Factors:
     """Linear; whole along the transformed dims, the last of ``fft_lengths``."""
     n = len(op.params["fft_lengths"])
