@@ -99,6 +99,10 @@ def _mlp_gradient(w, x):
     return jax.grad(loss)(w)
 
 
+def _window_of_a_chain(x):
+    return jnp.tanh(jax.lax.reduce_window(jnp.sqrt(1 + x * x), 0.0, jax.lax.add, (3, 2), (1, 2), "SAME")).T
+
+
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
@@ -111,8 +115,13 @@ def _mlp_gradient(w, x):
         (lambda key: jax.random.normal(key, (256, 256)), [jax.eval_shape(lambda: jax.random.key(0))]),
         (_convolution_gradient, [f32(3, 3, 32, 64), f32(32, 32, 32, 32)]),
         (_mlp_gradient, [f32(128, 128), f32(512, 128)]),
+        (lambda x: jnp.resize(x, (128, 64, 64)) + 1, [f32(64, 64)]),
+        (lambda x, w: jnp.resize(x, (64, 64, 32)) @ w * 0.5, [f32(32, 64), f32(32, 128)]),
+        (_window_of_a_chain, [f32(512, 256)]),
+        (lambda x: (_window_of_a_chain(x), x[0] + 1), [f32(256, 256)]),
     ],
-    ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp"],
+    ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
+         "repeated", "product of a repeated", "window", "window and more"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:
@@ -121,6 +130,27 @@ def test_odd_programs_against_xla(devices, function, arguments) -> None:
     m = step.lower(*arguments).compile().memory_analysis()
     xla = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
     assert 0.95 <= step.plan(*arguments).memory_per_device / xla <= 1.15
+
+
+def test_what_no_result_needs_takes_nothing() -> None:
+    """Neither what a loop carries for itself nor an argument that nothing reads, which ``jax.jit`` drops."""
+
+    def scanned(x, big, unused):
+        (x, _), ys = jax.lax.scan(lambda c, _: ((jnp.sin(c[0]), c[1] * 2 + c[0].sum()), c[0] * 2), (x, big), None, 4)
+        return x, ys
+
+    def counted(x, big, unused):
+        def body(c):
+            return c[0] + 1, jnp.cos(c[1]), c[2] + c[1].sum(), c[3] + 1
+
+        return jax.lax.while_loop(lambda c: (c[0] < 3) & (c[3].sum() < 1e9), body, (0, x, big, x))[1]
+
+    rng = np.random.default_rng(0)
+    x, big = rng.random(64, np.float32), rng.random((256, 256), np.float32)
+    for function in (scanned, counted):
+        step = sbp.auto_parallel(function, placement=sbp.placement("cpu", range(4)))
+        assert step.plan(x, big, big).memory_per_device < 16 * x.nbytes
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), step(x, big, big), function(x, big, big))
 
 
 def trained(limit: float | None, batch: int = 4096) -> sbp.Plan:

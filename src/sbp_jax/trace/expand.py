@@ -108,6 +108,8 @@ def _trim(op: Structured, live: set[int]) -> bool:
         return False
     if op.kind == "scan":
         op.roles["stack"] = [s for s in op.roles["stack"] if s.outs[0].id in live]
+    if op.kind in ("scan", "while"):
+        _trim_carry(op, live)
     if op.kind == "cond":
         op.roles["join"] = [j for j in op.roles["join"] if j.outs[0].id in live]
     for index, body in enumerate(op.bodies):
@@ -122,6 +124,41 @@ def _trim(op: Structured, live: set[int]) -> bool:
         keep = {v.id for link in op.links for v in link.outs}
         body.inputs = [v for v in body.inputs if v.id in keep]
     return True
+
+
+def _trim_carry(op: Structured, live: set[int]) -> None:
+    """Remove what a loop carries for itself alone: nobody reads it afterwards, and no result or condition needs it."""
+    *conds, body = op.bodies
+    wanted = {x.id for s in op.roles.get("stack", ()) for x in s.ins if isinstance(x, Value)}
+    for cond in conds:
+        wanted |= _needed(cond, {x.id for x in cond.outputs if isinstance(x, Value)})
+    carries = list(op.roles["carry"])
+    kept: set[int] = set()
+    while True:
+        needed = wanted | _needed(body, wanted)
+        more = {
+            k for k, c in enumerate(carries)
+            if k not in kept and (c.outs[1].id in live or any([v.id in needed for v in (c.outs[0], *c.outs[2:])]))
+        }  # fmt: skip
+        if not more:
+            break
+        kept |= more
+        wanted |= {x.id for k in more if isinstance(x := carries[k].ins[1], Value)}
+    op.roles["carry"] = [carries[k] for k in sorted(kept)]
+    if conds:  # a condition has no results but its own
+        body.outputs = [c.ins[1] for c in op.roles["carry"]]
+
+
+def _needed(graph: Graph, wanted: set[int]) -> set[int]:
+    """What values take to compute, and effects: ids of values in a graph, those outside its bodies alone."""
+    needed = set(wanted)
+    for op in reversed(graph.ops):
+        if isinstance(op, Op):
+            if op.has_effect or not op.outs or any([v.id in needed for v in op.outs]):
+                needed |= {x.id for x in op.ins if isinstance(x, Value)}
+        elif any(map(_has_effect, op.bodies)) or any([v.id in needed for link in op.links for v in link.outs]):
+            needed |= {x.id for link in op.links for x in link.ins if isinstance(x, Value)}
+    return needed
 
 
 def _body_results(op: Structured, index: int, body: Graph) -> list[Atom]:

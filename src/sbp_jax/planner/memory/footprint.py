@@ -148,7 +148,7 @@ class _Tables:
                 for k, v in enumerate(inner):
                     life = self.lifetimes[v.id]
                     if v.id not in leaving and v.shape and not life.named and life.kept >= life.made:
-                        self._add(("inside", group, k), group, -1, life.made, life.kept, v)
+                        self._add(("inside", group, k), group, -1, life.made, life.kept, v, self._room(life))
         yield from (t for t in self.tables.values() if t is not None)
 
     def _smallest_results(self) -> dict[int, float]:
@@ -174,11 +174,12 @@ class _Tables:
                 v = (op.ins if item.side == "in" else op.outs)[item.position]
                 codes = [cluster.codes(s, op)[item.side == "out"][item.position] for s in cluster.strategies]
                 held = item.size_bytes * np.array([1.0 if c is None else self.model.share(v.shape, c) for c in codes])
-                self.tables[key] = _Table("scratch of ", group, -1, np.maximum(held - room, 0.0), 1.0)
+                self.tables[key] = _Table("scratch of ", group, -1, np.where(held > room, held, 0.0), 1.0)
             self._add(key, group, -1, at, at, op.outs[0])
 
     def _add(self, key: _Key, a: int, b: int, start: int, end: int, v: Value, room: float = 0.0) -> None:
-        """One more instance of a table, which is computed the first time. ``room`` bytes of it are held elsewhere."""
+        """One more instance of a table, which is computed the first time. What fits into ``room``
+        bytes is held elsewhere."""
         if end < start:
             return
         if room:
@@ -186,7 +187,8 @@ class _Tables:
         if key not in self.tables:
             table = self._make(key, v, a, b)
             if table is not None and room:
-                beyond = np.maximum(table.parts * table.factor - room, 0.0)
+                held = table.parts * table.factor
+                beyond = np.where(held > room, held, 0.0)
                 table = replace(table, parts=beyond, factor=1.0) if beyond.any() else None
             self.tables[key] = table
         table = self.tables[key]
@@ -198,7 +200,7 @@ class _Tables:
     def _result(self, cluster: OpCluster, group: int, k: int, v: Value) -> None:
         life = self.lifetimes[v.id]
         made, whole, first, last, kept = life.made, life.whole, max(life.first, life.whole), life.last, life.kept
-        room = math.inf if life.inside else 0.0 if life.place is None else self.smallest[life.place.id]
+        room = self._room(life)
         readers = self.readers.get(v.id, ())
         hub = self.hub_of.get((group, k))
         if not readers or (hub is None and group == readers[0][0]):
@@ -214,18 +216,25 @@ class _Tables:
             readers = [r for r in readers if r not in renamed]
             last = max(self._times(life, index)[1] for _, _, index in readers)
             for reader, at, index in renamed:
-                for what in ("smaller", "larger"):
+                for what in ("slice", "smaller", "larger"):
                     self._add((what, group, k, reader, at), group, reader, last + 1, self._times(life, index)[1], v)
         if life.resident:
             self._add(("own", group, k), group, -1, made, kept, v)
+            self._add(("slice", *where), group, other, first, life.wanted, v)  # else the readers' kernels take it
             self._add(("smaller", *where), group, other, first, last, v)
             self._add(("larger", *where), group, other, first, last, v)
         else:
             if not (life.named or life.home):
                 self._add(("same", *where), group, other, made, kept, v, room)
             if not life.named:
+                if not life.fluid:
+                    self._add(("source of slice", *where), group, other, made, whole, v, room)
                 self._add(("source of smaller", *where), group, other, made, whole, v, room)
                 self._add(("source of larger", *where), group, other, made, first, v, room)
+            if life.fluid:
+                self._add(("slice", *where), group, other, made, kept, v, room)
+            elif not life.home:
+                self._add(("slice", *where), group, other, whole, last, v)
             if not life.home:
                 self._add(("smaller", *where), group, other, whole, last, v)
                 self._add(("larger", *where), group, other, first, last, v)
@@ -233,6 +242,10 @@ class _Tables:
                 self._add(("moved", *where), group, other, whole, whole, v)
         if hub is not None:
             self._more(group, k, hub, v, life, readers)
+
+    def _room(self, life: Lifetime) -> float:
+        """The bytes of a result's buffer that a value may have."""
+        return math.inf if life.inside else 0.0 if life.place is None else self.smallest[life.place.id]
 
     def _times(self, life: Lifetime, cluster: int) -> tuple[int, int]:
         """The first and last time that a cluster reads a value."""
@@ -284,7 +297,7 @@ class _Tables:
         if of is not None and hub is not None and hub.sets:  # a choice of the hub's is several signatures held at once
             beyond = what == "more"
             of = np.stack([of[list(x)].min(axis=0) for x in hub.sets]) if beyond else hub.by_choice(of)
-        words = "boxed copies of " if what in ("smaller", "larger", "more", "moved") else ""
+        words = "boxed copies of " if what in ("slice", "smaller", "larger", "more", "moved") else ""
         return None if of is None else _Table(words, a, b, of, factor)
 
     def _codes(self, key: object, make: Callable[[], list[Code]]) -> tuple[Code, ...]:
@@ -316,14 +329,22 @@ class _Tables:
             right = np.array([number.setdefault(c, len(number)) for c in codes])[None, :]
             own, copy = self._shares(shape, made)[:, None], self._shares(shape, codes)[None, :]
             same = left == right
-            smaller, larger = ~same & (copy <= own), ~same & (copy > own)
+            cut = ~same & _is_slice(made, codes)
+            smaller, larger = ~same & ~cut & (copy <= own), ~same & ~cut & (copy > own)
             every = {
                 "same": same * own, "source of smaller": smaller * own, "source of larger": larger * own,
                 "smaller": smaller * copy, "larger": larger * copy, "more": ~same * copy,
+                "slice": cut * copy, "source of slice": cut * own,
                 "moved": smaller * _rearranged(made, codes) * own,
             }  # fmt: skip
             found = self.pairs[key] = {what: m for what, m in every.items() if m.any()}
         return found
+
+
+def _is_slice(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
+    """Where a copy is a slice of what the device has: nothing is sent."""
+    left, right = np.array(made)[:, None, :], np.array(codes)[None, :, :]
+    return ((left == right) | ((left == B) & (right >= 0))).all(axis=-1)
 
 
 def _rearranged(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:

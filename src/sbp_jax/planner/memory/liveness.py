@@ -29,17 +29,23 @@ _CHEAP = frozenset("""
     squeeze sub transpose xor stop_gradient real imag integer_pow sbp.pin sbp.unstack
 """.split())  # fmt: skip
 # Data moved but not computed: fused like element-wise ops.
-_MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice iota pad rev slice transpose copy".split())
+_MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice iota pad rev slice tile transpose copy".split())
 # Other names for their operand's buffer.
 _ALIASES = frozenset("""
     reshape squeeze expand_dims stop_gradient copy_p optimization_barrier sbp.pin sbp.barrier sbp.enter
 """.split())  # fmt: skip
+# Those of them that a kernel may end with.
+_RENAMES = frozenset("reshape squeeze expand_dims sbp.pin".split())
 # Written over their first operand where it dies there.
 _IN_PLACE = frozenset(
-    "dynamic_update_slice scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split()
+    "dynamic_update_slice sort scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split()
 )
 # Kernels of their own that compute what they read, where nothing else reads it.
-_COMPUTES = ("reduce_", "gather")
+_COMPUTES = frozenset("""
+    argmax argmin gather reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
+""".split())  # fmt: skip
+# Each has what it reads made for it in a layout of its own.
+_PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 # Boundaries that hand on what they read.
 _REPEATED = frozenset(("sbp.unstack", "sbp.barrier", "sbp.enter"))
 # So often may a kernel compute an op for one element of its result (XLA: ``FusionNodeIndexingEvaluation``).
@@ -58,8 +64,10 @@ class Lifetime:
 
     ``named``: another name of its operand's buffer. ``resident``: an argument, held over the whole step. ``home``: it
     is written where a result of the program goes: the buffer of a donated argument, or one of the result's own.
-    ``inside``: it is in that buffer too, as what a loop carries. ``place``: the result in whose buffer it is held, as
-    far as it fits, before that is written there. ``reads``: first and last time by reading node.
+    ``inside``: it is in that buffer too, as what a loop carries. ``fluid``: its kernel makes of it what is read, slices
+    of it alone where those are wanted. ``wanted``: the last time that it is read from memory, of an argument too.
+    ``place``: the result in whose buffer it is held, where it fits, before that is written there. ``reads``: first and
+    last time by reading node.
     """
 
     value: Value
@@ -72,6 +80,8 @@ class Lifetime:
     resident: bool = False
     home: bool = False
     inside: bool = False
+    fluid: bool = False
+    wanted: int = 0
     place: Value | None = None
     reads: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -99,6 +109,21 @@ def _concatenates_rows(op: Op) -> bool:
     return len(op.ins) > 8 or (along_rows and v.shape[-1] * v.itemsize >= 64 and v.size_bytes >= 2048)
 
 
+def _moves_dims(op: Op) -> bool:
+    """Whether a transposition moves any dim with more than one element."""
+    order = [d for d in op.params["permutation"] if op.ins[0].shape[d] > 1]
+    return order != sorted(order)
+
+
+def _is_reshaped(op: Op) -> bool:
+    """Whether a matrix product is computed in another form than the program has it in (XLA: ``DotDecomposer``)."""
+    if op.name != "dot_general":
+        return False
+    (left, right), (batch, _) = op.params["dimension_numbers"]
+    free = [len(x.shape) - len(c) - len(batch) for x, c in zip(op.ins, (left, right), strict=True)]
+    return max(free) > 1
+
+
 class _Walk:
     """One pass over the nodes, last to first: when readers are known, so is what they read."""
 
@@ -119,6 +144,8 @@ class _Walk:
         self.spans: dict[int, tuple[int, int]] = {}
         self._span(program.graph)
         self.readers = program.consumers()
+        self.maker = {v.id: op for op in nodes for v in op.outs}
+        self._rename()
         self.replacing = {program.output_ops[o].index for _, o in program.donated}
         self.homes = {op.index for op in program.output_ops}
         # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
@@ -133,6 +160,27 @@ class _Walk:
         self.indexed: list[dict[int, frozenset[int]]] = [{} for _ in nodes]
         self.often: list[dict[int, int]] = [{} for _ in nodes]
         self.found: dict[int, Lifetime] = {}
+
+    def _rename(self) -> None:
+        """What a kernel computes for a reshape alone, it writes in the reshape's form: that is no other name then.
+
+        A transposition for the caller is a copy of its own where there are several results (measured): kernels keep to
+        the order of what they read, in a layout in which the transposition is none, and XLA copies that at its end.
+        """
+        outputs = {op.index for op in self.program.output_ops}
+        for op in self.program.nodes:
+            x = op.ins[0] if op.ins else None
+            if not isinstance(x, Value) or op.primitive is None:
+                continue
+            k = self.maker[x.id].index
+            fused = self.fusible[k] and not self.alias[k] and self.program.nodes[k].primitive is not None
+            if op.name in _RENAMES:
+                if fused and len(self.readers[x.id]) == 1:
+                    self.alias[op.index] = False
+            elif op.name == "transpose" and fused and self.program.nodes[k].name not in _MOVES and _moves_dims(op):
+                users = self.readers.get(op.outs[0].id, ())
+                if len(outputs) > 1 and users and all([user.index in outputs for user, _ in users]):
+                    self.fusible[op.index] = False
 
     def _schedule(self) -> list[int]:
         """In program order, but updates in place of donated arguments as soon as they can: they free what they read.
@@ -183,15 +231,19 @@ class _Walk:
             if op.outs:
                 self._when_computed(op)
         last = self.end
+        donated = {program.input_ops[k].index for k, _ in program.donated}
         for op in program.input_ops:
             life = self.found[op.outs[0].id]
+            if not self.readers.get(op.outs[0].id) and op.index not in donated:
+                life.kept = life.last = life.made - 1  # ``jax.jit`` hands on no argument that nothing reads
+                continue
             life.made, life.whole, life.kept, life.last, life.resident = 0, 0, last, max(life.last, life.first), True
         self._take_scratch()
         self._lodge()
         return self.found
 
     def _take_scratch(self) -> None:
-        maker = {v.id: op for op in self.program.nodes for v in op.outs}
+        maker = self.maker
 
         def is_apart(x: Value) -> bool:
             op = maker[x.id]
@@ -260,7 +312,7 @@ class _Walk:
             reads[user.index] = t, until
             first = t if t < first else first
             last = until if until > last else last
-            if repeats and (user.primitive is not None or by_name is not None):
+            if repeats and (fuses or by_name is not None or user.name in _PRODUCTS):
                 self.again[at] = max(self.again[at], self.again[user.index] if by_name is not None else until)
             if by_name is not None:
                 home = home or by_name.home
@@ -274,7 +326,11 @@ class _Walk:
         self.repeats[at] = repeats
         if not named and kept == last and kept > start and self._overwritten(v, kept, readers):
             kept = last = kept - 1
-        return Lifetime(v, start, self._whole(op, k), min(first, self.end), last, kept, named, home=home, reads=reads)
+        first = min(first, self.end)
+        fluid = self.fusible[at] and not named
+        return Lifetime(
+            v, start, self._whole(op, k), first, last, kept, named, home=home, fluid=fluid, wanted=kept, reads=reads
+        )
 
     def _indexed(self, readers: Sequence[tuple[Op, int]]) -> dict[int, frozenset[int]]:
         """By kernel that would compute an op for its readers: those that ask for elements in an order of their own.
@@ -326,7 +382,7 @@ class _Walk:
         if self.fusible[at]:
             return self.earliest[at], self.latest[at], True, None
         when = self.when[at]
-        return when, when, alone and user.name.startswith(_COMPUTES), None
+        return when, when, alone and user.name in _COMPUTES, None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""
@@ -345,6 +401,8 @@ class _Walk:
     def _overwritten(self, v: Value, at: int, readers: Sequence[tuple[Op, int]]) -> bool:
         """Whether the kernel in which a value dies writes its result over it, element by element."""
         op = self.program.nodes[at]
+        if _is_reshaped(self.maker[v.id]):
+            return False
         if at in self.claimed or not op.outs or op.index in self.spans:
             return False
         result = op.outs[0]
