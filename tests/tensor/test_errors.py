@@ -125,6 +125,9 @@ def test_traced() -> None:
         jax.vmap(lambda t: t + 1.0)(x())
     with pytest.raises(sbp.SbpError, match="gradient with respect to a partial tensor"):
         jax.grad(lambda t: (t * t).sum().array)(x("P"))
+    with pytest.raises(sbp.SbpError, match=r"what a jitted function returns: redistribute .*or return x\.array"):
+        jax.grad(jax.jit(lambda t: (t * t).sum()))(x())
+    assert jax.grad(jax.jit(lambda t: (t * t).sum().array))(x()).shape == x().shape
     with pytest.raises(sbp.PlacementError, match="stays on its devices"):
         jax.jit(lambda t: t.to_global(placement=LINE2, sbp="S(0)"))(x())
     with pytest.raises(sbp.SbpError, match="to_local needs the values"):

@@ -253,7 +253,8 @@ def _unflatten(spec: Spec, children: tuple[Any]) -> GlobalTensor:
         if is_differentiated(storage) and any(isinstance(c, Partial) for c in spec.sbp):
             raise SbpError(
                 f"the gradient with respect to a partial tensor, {spec}, would belong to its terms, not to its value: "
-                "redistribute first, x.to_global(sbp=...) to B or S(dim), or use sbp.apply(jax.grad(fn), x)"
+                "redistribute first, x.to_global(sbp=...) to B or S(dim), or use sbp.apply(jax.grad(fn), x). Where it "
+                "is what a jitted function returns: redistribute in that function, or return x.array"
             )
     return GlobalTensor(spec, storage)
 
