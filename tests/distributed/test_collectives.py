@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import collective_cases as cc
@@ -174,6 +175,20 @@ def test_inside_shard_map_the_rest() -> None:
     reduced = mapped(lambda y: d.reduce(y, dst=1, group="tp"))(x)
     np.testing.assert_array_equal(reduced[8:16], x[:32].reshape(4, 8).sum(0))
     np.testing.assert_array_equal(reduced[:8], x[:8])
+
+
+def test_inside_shard_map_what_is_exchanged_may_be_a_sum_over_copies_of_a_transposed_array() -> None:
+    """XLA for CPUs simplifies the sum, changes the layout of part of what is exchanged, and refuses the program."""
+
+    def fn(x: Any) -> Any:
+        copies = lax.broadcast_in_dim(lax.transpose(x, (2, 1, 0)), (8, 4, 1, 4), (0, 1, 2))
+        return sbp.distributed.all_to_all(jnp.cos(copies).sum(-1), group="dp")
+
+    x = np.random.default_rng(0).normal(size=(8, 4, 8)).astype(np.float32)
+    summed = [4 * np.cos(x[k : k + 1].transpose(2, 1, 0)) for k in range(8)]
+    # Rank (dp, tp) is number 4 * dp + tp.
+    expected = [np.concatenate([summed[k % 4 + 4 * j][4 * (k // 4) :][:4] for j in range(2)]) for k in range(8)]
+    np.testing.assert_allclose(mapped(fn)(x), np.concatenate(expected), rtol=1e-5)
 
 
 def test_a_collective_differentiates() -> None:

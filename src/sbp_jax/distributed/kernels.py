@@ -146,6 +146,7 @@ def _all_gather_into_tensor(k: Kernel, x: Any, size: int) -> Any:
 
 
 def _all_to_all(k: Kernel, x: Any, size: int) -> Any:
+    x = lax.optimization_barrier(x)  # within a larger program XLA for CPUs may refuse it: see boxing.collectives
     return lax.all_to_all(x, k.group, 0, 0, tiled=True)
 
 
