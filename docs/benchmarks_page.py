@@ -15,6 +15,7 @@ table.
 SUBJECTS = {
     "plan_quality": "Bytes on the wire, against shardings written by hand",
     "solvers": "Search methods and fixed strategies, on one cost model",
+    "overlap": "What hides is not paid: simulated steps",
     "search_comparison": "Which search under a memory limit: prototypes compared",
     "contest": "A contest's problems: costs by pairs, bytes within a limit",
     "planning_time": "Seconds and memory that planning takes",

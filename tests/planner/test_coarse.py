@@ -38,7 +38,7 @@ def test_which_axes_are_one(mesh: tuple[int, ...], axes: list[tuple[int, ...]]) 
 
 def planned(solver: str, *shape: int, limit: float | None = None) -> sbp.Plan:
     where = sbp.placement.abstract(shape, axis_names=("a", "b", "c")[: len(shape)], cluster="a100-80")
-    config = sbp.AutoParallelConfig(solver=solver, memory_limit=limit)
+    config = sbp.AutoParallelConfig(solver=solver, memory_limit=limit, overlap=False)
     return sbp.plan(train, *ARGS, placement=where, donate_argnums=(0, 1), config=config)
 
 

@@ -40,8 +40,9 @@ def step(state, x):
 
 
 def plan(fn=step, *args, where=None, donate: Any = 0, in_sbp=None, out_sbp=None, **config) -> sbp.Plan:
+    options: dict[str, Any] = {"overlap": False} | config  # the plain sum: what options add to it
     return sbp.plan(fn, *(args or (STATE, f32(8192, 1024))), placement=where or gpus(8), donate_argnums=donate,
-                    in_sbp=in_sbp, out_sbp=out_sbp, config=sbp.AutoParallelConfig(**config))  # fmt: skip
+                    in_sbp=in_sbp, out_sbp=out_sbp, config=sbp.AutoParallelConfig(**options))  # fmt: skip
 
 
 def leaves(plan: sbp.Plan, part: str) -> dict[str, str]:

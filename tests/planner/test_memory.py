@@ -57,8 +57,9 @@ def test_the_search_and_the_plan_count_the_same(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(make, "build_plan", lambda *args: (seen.append(args), build_plan(*args))[1])
     case = mlp.build("tiny")
     plan = sbp.plan(
-        case.step, case.abstract_state(), jax.eval_shape(lambda: case.batch(0)), placement=EIGHT, donate_argnums=0
-    )
+        case.step, case.abstract_state(), jax.eval_shape(lambda: case.batch(0)), placement=EIGHT, donate_argnums=0,
+        config=sbp.AutoParallelConfig(overlap=False),
+    )  # fmt: skip
     ((_, chosen, footprint, *_),) = seen
     assert plan.memory_per_device == footprint.over_time(chosen).max()
     random = np.random.default_rng(0)
@@ -158,7 +159,7 @@ def trained(limit: float | None, batch: int = 4096) -> sbp.Plan:
     case = mlp.build("tiny", layers=4, features=1024, hidden=1024, classes=1024, batch=batch, dropout=0.0)
     return sbp.plan(
         case.step, case.abstract_state(), jax.eval_shape(lambda: case.batch(0)), placement=EIGHT, donate_argnums=0,
-        config=sbp.AutoParallelConfig(memory_limit=limit),
+        config=sbp.AutoParallelConfig(memory_limit=limit, overlap=False),
     )  # fmt: skip
 
 
@@ -183,7 +184,7 @@ def test_sequences_are_split_between_products() -> None:
     split by position, so a sum of the products' terms is scattered, and gathered before the next."""
     case = gpt.build(layers=2, hidden=1024, heads=16, seq=2048, vocab=512, batch=8, dropout=0.0)
     where = sbp.placement.abstract((2, 4), axis_names=("dp", "tp"), cluster="h100")
-    limit = sbp.AutoParallelConfig(memory_limit=2.5 * 2**30)
+    limit = sbp.AutoParallelConfig(memory_limit=2.5 * 2**30, overlap=False)
     args = case.abstract_state(), case.batch(0)
     plan = sbp.plan(case.step, *args, placement=where, donate_argnums=0, config=limit)
     between = [b for b in plan.boxings() if b.shape == (8, 2048, 1024) and b.bytes]

@@ -117,7 +117,7 @@ def test_a_search_too_short_says_whose_time_it_was(monkeypatch: pytest.MonkeyPat
         return found and replace(found, solution=solution, seconds=1e9, notes=("of a plan that is not taken",))
 
     monkeypatch.setattr(decide, "lookup", lambda _: unfinished)
-    asked, free = plan(time_limit=5.0), plan()
+    asked, free = plan(time_limit=5.0, overlap=False), plan(overlap=False)
     assert any(n.startswith("time_limit=5 s is too short to search") for n in asked.notes)
     assert any(n.startswith("the time that a search has by default was up") for n in free.notes)
     assert not any("time_limit=6" in n or "time_limit=4" in n for n in free.notes)
@@ -208,7 +208,7 @@ def test_what_is_made_again_and_why() -> None:
         return jax.tree.map(lambda w, d: w - 0.1 * d, state, grads), value
 
     def planned(limit: float | None = None) -> sbp.Plan:
-        config = sbp.AutoParallelConfig(memory_limit=limit, cluster="a100-80")
+        config = sbp.AutoParallelConfig(memory_limit=limit, cluster="a100-80", overlap=False)
         return sbp.plan(layers, [f32(1024, 1024)] * 6, f32(8192, 1024), placement=LINE, donate_argnums=0, config=config)
 
     tight = planned(0.7 * planned().memory_per_device)

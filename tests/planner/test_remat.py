@@ -56,9 +56,10 @@ def test_arguments_may_be_read_anew_where_memory_is_short(monkeypatch: pytest.Mo
         return jax.tree.map(lambda w, d: w - 0.1 * d, ws, grads), value
 
     args = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 6, jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
-    free = sbp.plan(step, *args, placement=where(8), donate_argnums=0)
+    of_sum = sbp.AutoParallelConfig(overlap=False)
+    free = sbp.plan(step, *args, placement=where(8), donate_argnums=0, config=of_sum)
     limit = 0.7 * free.memory_per_device
-    config = sbp.AutoParallelConfig(memory_limit=limit)
+    config = sbp.AutoParallelConfig(memory_limit=limit, overlap=False)
     bounds: list[float] = []
 
     def remembered(*args, **kwargs):

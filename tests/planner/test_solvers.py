@@ -98,7 +98,7 @@ def test_the_solvers_plan_programs() -> None:
     shapes = jax.ShapeDtypeStruct((512, 512), np.float32), jax.ShapeDtypeStruct((512, 512), np.float32)
 
     def plan(fn, solver: str) -> sbp.Plan:
-        config = sbp.AutoParallelConfig(solver=solver)
+        config = sbp.AutoParallelConfig(solver=solver, overlap=False)
         return sbp.plan(fn, *shapes, placement=where, donate_argnums=0, config=config)
 
     plans = {name: plan(train_step, name) for name in sbp.planner.solvers() if name != "exhaustive"}
@@ -174,7 +174,7 @@ def test_no_expert_is_better(model: str, mesh: tuple[int, ...]) -> None:
     args = jax.eval_shape(case.init), case.batch(0)
 
     def plan(solver: str, limit: float | None = None) -> sbp.Plan | None:
-        config = sbp.AutoParallelConfig(solver=solver, memory_limit=limit)
+        config = sbp.AutoParallelConfig(solver=solver, memory_limit=limit, overlap=False)
         try:
             return sbp.plan(case.step, *args, placement=where, donate_argnums=0, config=config)
         except sbp.PlanError:
@@ -201,7 +201,7 @@ def test_what_experts_do() -> None:
     where = sbp.placement.abstract((2, 4), axis_names=("dp", "tp"), cluster="a100-80")
     plans = {
         name: sbp.plan(case.step, jax.eval_shape(case.init), case.batch(0), placement=where, donate_argnums=0,
-                       config=sbp.AutoParallelConfig(solver=name))
+                       config=sbp.AutoParallelConfig(solver=name, overlap=False))
         for name in EXPERTS
     }  # fmt: skip
     assert signatures(plans["data_parallel"], "|0/") == {"B, B"}
@@ -235,7 +235,7 @@ def test_an_expert_is_the_answer_where_the_search_stops_short(monkeypatch: pytes
     where = sbp.placement.abstract((8,), axis_names=("dp",), cluster="a100-80")
 
     def plan(solver: str) -> sbp.Plan:
-        config = sbp.AutoParallelConfig(solver=solver, memory_limit=1e12)
+        config = sbp.AutoParallelConfig(solver=solver, memory_limit=1e12, overlap=False)
         return sbp.plan(
             case.step, case.abstract_state(), case.batch(0), placement=where, donate_argnums=0, config=config
         )

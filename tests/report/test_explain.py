@@ -120,8 +120,8 @@ def test_unknown_names_get_the_nearest(plan: sbp.Plan) -> None:
 
 
 def test_what_a_memory_limit_forbids_is_told() -> None:
-    limit = 0.8 * make(batch=8192).memory_per_device
-    tight = make(batch=8192, config=sbp.AutoParallelConfig(memory_limit=limit))
+    limit = 0.8 * make(batch=8192, config=sbp.AutoParallelConfig(overlap=False)).memory_per_device
+    tight = make(batch=8192, config=sbp.AutoParallelConfig(memory_limit=limit, overlap=False))
     found = [d for d in tight.insight.decisions if any(a.seconds < -1e-9 for a in d.alternatives)]
     assert found, "a limit that binds makes some single change cheaper"
     assert any(a.peak_bytes > 0 for d in found for a in d.alternatives if a.seconds < -1e-9)

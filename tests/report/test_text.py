@@ -42,10 +42,10 @@ def test_it_is_narrow_enough_and_the_same_when_loaded(plan: sbp.Plan, loaded: sb
 
 
 def test_a_memory_limit_that_binds_is_told() -> None:
-    free = make(batch=2048)
+    free = make(batch=2048, config=sbp.AutoParallelConfig(overlap=False))
     assert "nothing: the plan is as cheap" in str(free)
     limit = 0.8 * free.memory_per_device
-    tight = make(batch=2048, config=sbp.AutoParallelConfig(memory_limit=limit))
+    tight = make(batch=2048, config=sbp.AutoParallelConfig(memory_limit=limit, overlap=False))
     assert tight.statistics["free_seconds"] == pytest.approx(free.objective, rel=1e-6)
     assert tight.step_seconds > free.step_seconds
     assert f"{human_seconds(free.objective)} instead of {human_seconds(tight.objective)}" in str(tight)

@@ -71,6 +71,10 @@ class AutoParallelConfig:
             devices hold pieces padded to the longest one, and what lies in the padding reaches no result. Only inside
             the function: arguments and results are arrays of their own shapes, split evenly or whole (a ``jax.Array``
             has no uneven pieces). False: where that may cost much of the step, a note says what padding would give.
+        overlap: on hardware that runs collectives beside compute (GPUs), also search at prices of what sticks out of
+            compute, and take the plan whose simulated step (``plan.simulate()``) is the shortest; the plans of the
+            fixed strategies are compared too. ``plan.priced`` says what ``plan.objective`` is then. False: the plan of
+            the least sum of compute and boxing, in less time. Only with ``solver="ilp"`` and without OneFlow's weights.
         remat: "auto": where memory is short, the planner also chooses what of the forward part to make again in the
             backward part. None: what the function itself says (``jax.checkpoint``).
         lowering: what the plan becomes. "manual": one ``shard_map`` with every collective written out; XLA decides
@@ -103,6 +107,7 @@ class AutoParallelConfig:
     cluster: str | Path | Cluster | None = None
     narrow_partial: bool = False
     pad: bool = False
+    overlap: bool = True
     grad_accumulation: int = 1
     remat: Literal["auto"] | None = None
     lowering: Lowering = "manual"

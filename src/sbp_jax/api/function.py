@@ -21,7 +21,7 @@ from ..differences import differences, some
 from ..errors import PlanError
 from ..placement import Placement, placement
 from ..plan import PlanData
-from ..planner import PinError, Request, best_of, candidates, compare_with_padding, make_plan, plan_to_fit
+from ..planner import PinError, Request, best_of, candidates, compare_with_padding, hide_boxing, make_plan, plan_to_fit
 from ..shardings import PlacementLike
 from ..signature import Signature
 from ..step.compiler_options import check_options
@@ -236,6 +236,7 @@ class ParallelFunction:
                     compare_with_padding(
                         program, found, request_on(found.placement), lambda p, asked: plan_to_fit(p, asked, self._name)
                     )
+                    found = hide_boxing(program, found, request_on(found.placement), self._name)
                     found.options = self._config.plan_options()
                     return found
 

@@ -52,6 +52,7 @@ def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progres
         wait_seconds=config.wait_time or 0.0,
         trunk_algo=config.trunk_algo,
         sbp_collector=config.sbp_collector,
+        overlap=config.overlap,
         progress=progress,
     )  # fmt: skip
 

@@ -130,6 +130,9 @@ class PlanData:
     ``trace.recompute``.
     ``argument_names`` are what the function calls its arguments given by position, for reports: a leaf's path has their
     numbers.
+    ``objective`` is what the search minimised, ``bound`` is proven for it. ``priced`` says which: "sum" is all compute
+    and all boxing, ``step_seconds`` unless weights were asked for; "exposed" charges only a part of the boxing that
+    compute can cover (``AutoParallelConfig(overlap=...)``), so it is less than ``step_seconds``.
     ``lowering`` is what a step of it becomes, as in ``AutoParallelConfig``. ``only_even``: the bound is proven among
     even splits only; padded ones (``AutoParallelConfig(pad=True)``) may be cheaper.
     """
@@ -158,6 +161,7 @@ class PlanData:
     lowering: Lowering = "manual"
     only_even: bool = False
     make_insight: Callable[[], Insight] = field(default=Insight, repr=False, compare=False)
+    priced: Literal["sum", "exposed"] = "sum"
     hardware: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     argument_names: list[str] = field(default_factory=list)
@@ -288,6 +292,7 @@ class PlanData:
         data["insight"] = self.insight.to_json()
         data["recomputed"] = self.recomputed and asdict(self.recomputed)
         data["lowering"] = self.lowering
+        data["priced"] = self.priced
         data["only_even"] = self.only_even
         data["argument_names"] = self.argument_names
         return data
@@ -320,6 +325,7 @@ class PlanData:
                 make_insight=_Given(insight),
                 recomputed=_recomputed(data["recomputed"]),
                 lowering=data.get("lowering", "manual"),
+                priced=data.get("priced", "sum"),
                 only_even=data.get("only_even", False),
                 argument_names=list(map(str, data.get("argument_names", ()))),
             )

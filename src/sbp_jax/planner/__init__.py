@@ -6,6 +6,7 @@ from .meshes import best_of as best_of
 from .meshes import candidates as candidates
 from .methods import solvers as solvers
 from .output.indivisible import compare_with_padding as compare_with_padding
+from .overlap import hide_boxing as hide_boxing
 from .pins import PinError as PinError
 from .pins import Pins as Pins
 from .pins import inner_pins as inner_pins

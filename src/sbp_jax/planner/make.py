@@ -9,10 +9,12 @@ from ..errors import PlanError
 from ..plan import PlanData
 from ..signature import Signature, broadcast
 from ..trace import Program, without_collecting
-from .costs.assemble import assemble
-from .costs.cost_graph import costless
+from .costs.assemble import Decisions, assemble
+from .costs.cost_graph import CostGraph, costless
 from .costs.op_cost import CostModel
+from .costs.slack import Slack
 from .decide import decide
+from .exposed import shorter, told
 from .graph.batch import examples
 from .graph.clusters import cluster_ops, factor_maps
 from .graph.partials import partial_kinds
@@ -58,9 +60,13 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     groups = classes(clusters, clustering.free) if request.share_layers else list(range(len(clusters)))
     model = CostModel(request.cluster, sizes, request.computation_ratio, request.uneven)
     request.progress("pricing")
-    graph, decisions = assemble(
-        program, clustering, groups, model, request.wait_seconds, request.trunk_algo, request.sbp_collector
-    )
+
+    def priced(slack: Slack | None = None) -> tuple[CostGraph, Decisions]:
+        return assemble(
+            program, clustering, groups, model, request.wait_seconds, request.trunk_algo, request.sbp_collector, slack
+        )
+
+    graph, decisions = priced()
     force(graph, decisions, request.forced)
     footprint = Footprint(decisions, graph)
     built = time.perf_counter()
@@ -77,7 +83,15 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     task = Task(graph, footprint, request.memory_limit_bytes, request.gap, left, request.progress, find_roles=parts,
                 thorough=request.thorough,
                 clusters_per_class=len(clusters) / max(decisions.n_classes, 1))  # fmt: skip
-    decided = decide(task, request)
+    hidden = None
+    if request.shorter_than is None:
+        decided = decide(task, request)
+    else:
+        hidden = shorter(program, task, request, request.shorter_than, lambda slack: priced(slack)[0],
+                         lambda choice: build_plan(decisions, choice, footprint, request, name))  # fmt: skip
+        if hidden is None:
+            return request.shorter_than
+        decided, graph = hidden.decided, hidden.problem
     solved = time.perf_counter()
     if decided is None:
         if request.forced:
@@ -122,6 +136,10 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     }
     if request.memory_limit_bytes is not None:
         plan.statistics["memory_limit_bytes"] = request.memory_limit_bytes
+    if hidden is not None:
+        plan.priced = "exposed"
+        plan.statistics |= {"simulated_seconds": hidden.seconds, "simulated_seconds_of_sum": hidden.sum_seconds}
+        plan.notes.append(told(hidden))
     if found.free_seconds is not None:
         plan.statistics["free_seconds"] = found.free_seconds
     return plan

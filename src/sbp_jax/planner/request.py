@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from ..cluster import Cluster
 from ..placement import Placement
+from ..plan import PlanData
 from ..signature import Signature
 from .pins import Pins
 
@@ -18,7 +19,8 @@ class Request:
     padded to the longest (global tensors, ``AutoParallelConfig(pad=True)``).
     ``narrow_partial``: whether floats may be narrowed while partial. ``thorough``: whether to take the time limit
     where that proves more. ``forced``: by node, the signature that its result (an output's operand) must have, whatever
-    it costs. The others as in ``AutoParallelConfig``.
+    it costs. ``shorter_than``: a plan for the same, which is to be given back unless one is found whose simulated
+    step is shorter. The others as in ``AutoParallelConfig``.
     """
 
     placement: Placement
@@ -41,4 +43,6 @@ class Request:
     trunk_algo: bool = True
     sbp_collector: bool = False
     remat: bool = False
+    overlap: bool = False
+    shorter_than: PlanData | None = None
     progress: Callable[[str], None] = lambda _: None

@@ -14,6 +14,7 @@ from .units import brief, human_bytes, human_seconds, percent, short_line
 def proof(plan: PlanData) -> str:
     """How good the plan is known to be."""
     gap, among = plan.optimality_gap, " among even splits" if plan.only_even else ""
+    among += " at prices of what sticks out of compute" if plan.priced == "exposed" else ""
     return f"proven optimal{among}" if gap == 0 else f"at most {gap:.2%} from the best possible{among} (proven)"
 
 
@@ -169,6 +170,11 @@ def changes(plan: PlanData, facts: Facts | None) -> list[tuple[str, str]]:
             found.append(("memory without limit", f"{instead}, with the cheapest plan there is"))
         else:
             found.append(("memory without limit", "nothing: the plan is as cheap as the cheapest without a limit"))
+    elif free is not None and limit and plan.priced == "exposed":
+        saved = (plan.objective - free) / plan.objective if plan.objective else 0.0
+        more = f"{saved:.1%} less of compute and what sticks out of it, with the cheapest plan there is"
+        none = "nothing: the plan is as cheap as the cheapest without a limit"
+        found.append(("memory without limit", more if saved > 1e-3 else none))
     for what, seconds in facts.faster if facts else ():
         now = facts.step_seconds if facts else 0.0
         found.append((what, f"{_instead(seconds, now, 'simulated')}, with this same plan"))

@@ -16,6 +16,7 @@ from ...trace import Program
 from ..graph.clusters import Clustering, OpCluster
 from .cost_graph import IMPOSSIBLE, CostGraph
 from .op_cost import CostModel
+from .slack import NO_SLACK, Slack, exposed, slacks
 from .wait_time import waits
 
 # Of two signatures held at once, the pairs that are looked at for one value.
@@ -73,11 +74,12 @@ class Decisions:
 
 def assemble(
     program: Program, clustering: Clustering, classes: Sequence[int], model: CostModel, wait_seconds: float = 0.0,
-    trunk_algo: bool = True, sbp_collector: bool = False,
+    trunk_algo: bool = True, sbp_collector: bool = False, slack: Slack | None = None,
 ) -> tuple[CostGraph, Decisions]:  # fmt: skip
     """The cost graph of a program whose clusters share decisions by class, and what its nodes stand for.
 
     ``wait_seconds`` and ``trunk_algo``: see ``wait_time.py``. ``sbp_collector``: a hub may hold two signatures at once.
+    ``slack``: what compute covers of boxings is charged in part (``slack.py``); None: all seconds are.
     """
     clusters = clustering.clusters
     n_classes = max(classes, default=-1) + 1
@@ -98,9 +100,11 @@ def assemble(
             source, result = producer[v.id]
             users.setdefault((classes[source], result), {})[classes[cluster.index], position] = None
     waiting = waits(clusters, classes, model, wait_seconds, trunk_algo) if wait_seconds else {}
+    hides = {} if slack is None else slacks(clusters, classes, slack)
     for made, readers in users.items():
         each = [waiting.get((made, reader), 0.0) for reader in readers]
-        _link(graph, decisions, made, list(readers), each, sbp_collector)
+        covers = [hides.get((made, reader), NO_SLACK) for reader in readers]
+        _link(graph, decisions, made, list(readers), each, covers, 1.0 if slack is None else slack.share, sbp_collector)
     return graph, decisions
 
 
@@ -116,7 +120,7 @@ def _compute(cluster: OpCluster, model: CostModel, known: dict[object, np.ndarra
 
 def _link(
     graph: CostGraph, decisions: Decisions, made: tuple[int, int], readers: Sequence[tuple[int, int]],
-    waiting: Sequence[float], sbp_collector: bool,
+    waiting: Sequence[float], covers: Sequence[np.ndarray], share: float, sbp_collector: bool,
 ) -> None:  # fmt: skip
     source, result = made
     model, representative = decisions.model, decisions.representative
@@ -132,17 +136,17 @@ def _link(
     seconds = model.boxing(value, codes)
     talks = model.communicates(value, codes) if any(waiting) else np.zeros_like(seconds, bool)
 
-    def price(wait: float) -> np.ndarray:
-        total = seconds + wait * talks
+    def price(wait: float, cover: np.ndarray) -> np.ndarray:
+        total = exposed(seconds, cover, share) + wait * talks
         return np.where(np.isfinite(total), total * weight, IMPOSSIBLE)
 
     gives_at = [at[c] for c in gives]
     wanted_at = [[at[c] for c in w] for w in wanted]
     if len(readers) == 1:
-        graph.connect(source, readers[0][0], price(waiting[0])[np.ix_(gives_at, wanted_at[0])])
+        graph.connect(source, readers[0][0], price(waiting[0], covers[0])[np.ix_(gives_at, wanted_at[0])])
         return
     # What is shared must be there for the first that waits for it.
-    to_hub = price(max(waiting))
+    to_hub = price(max(waiting), min(covers, key=np.sum))
     pairs = _pairs(sorted({k for w in wanted_at for k in w})) if sbp_collector else []
     hub = len(graph.nodes)
     graph.nodes.append(np.zeros(len(codes) + len(pairs)))
@@ -151,8 +155,8 @@ def _link(
     decisions.hubs[hub] = Hub(source, result, codes, sets)
     both = [_both(to_hub, a, b) for a, b in pairs]
     graph.connect(source, hub, np.column_stack([to_hub, *both])[gives_at, :])
-    for (reader, _), positions, wait in zip(readers, wanted_at, waiting, strict=True):
-        onward = price(wait)
+    for (reader, _), positions, wait, cover in zip(readers, wanted_at, waiting, covers, strict=True):
+        onward = price(wait, cover)
         nearer = [np.minimum(onward[a], onward[b]) for a, b in pairs]
         graph.connect(hub, reader, np.vstack([onward, *nearer])[:, positions])
 

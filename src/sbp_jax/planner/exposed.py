@@ -1,0 +1,264 @@
+"""Plans whose boxing hides behind compute: searches at prices of what sticks out, judged by the simulated step.
+
+The plain sum of compute and boxing has an optimum that can be proven, but pays for what nobody waits for. So the plan
+of the sum, and those of the fixed strategies, are simulated. The shortest one's compute says what could hide where
+(``costs/slack.py``), and the program is planned again at prices of what sticks out; a few times, at a lower price
+of what is covered as long as all of it hides, and without cover for what turned out to be waited for. Of all plans seen
+the one with the shortest simulated step is taken. All passes are counted, none looks at the clock.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..plan import PlanData
+from ..simulate import Simulation, simulate
+from ..trace import Program
+from .amounts import seconds_text
+from .costs.cost_graph import IMPOSSIBLE, CostGraph
+from .costs.slack import Slack
+from .decide import Decided, decide
+from .memory.infeasible import TooSmall
+from .methods import Task, lookup
+from .optimize.presolve import unreduced
+from .optimize.search import Found
+from .output.timeline import Positions
+from .request import Request
+
+# Searches at other prices. Measured (docs/decisions/0014): a third pass still finds something, a fourth rarely does.
+PASSES = 3
+# The price of covered time on the links, as a part of its seconds, in the first pass; then half of it.
+FIRST_SHARE = 0.4
+# Less of the step than this sticking out is nothing: the price is lowered.
+_HIDDEN = 0.02
+# A plan is taken only if its simulated step is shorter by at least this part.
+WORTH = 1e-3
+# Strategies whose plans are compared too, those that hide well first. Megatron's family is the largest: to prove it
+# takes as long as to search all plans.
+_EXPERTS = ("data_parallel", "zero2", "zero3", "megatron")
+_EXPERT_GAPS = {"megatron": 0.02}
+# A pass need not be proven further than this: what it minimises is a model of what counts.
+_PASS_GAP = 0.004
+# The price after a pass that found nothing as short as a fixed strategy: so much of the one at which both cost as much;
+# not less than the second.
+_BELOW_EVEN, _LEAST_SHARE = 0.8, 0.05
+# A step that is within this of its compute at the very least gains nothing more from hiding.
+_NEAR = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A plan that was simulated: the choice it is made of, what it is, the simulated step."""
+
+    found: Found
+    plan: PlanData
+    step: Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A search: the share charged, the problem at these prices, the plan found with its bound."""
+
+    share: float
+    problem: CostGraph
+    found: Found
+
+
+@dataclass(frozen=True, slots=True)
+class Shorter:
+    """A choice whose simulated step is shorter, and the prices that its objective and bound are proven for."""
+
+    decided: Decided
+    problem: CostGraph
+    share: float
+    seconds: float
+    sum_seconds: float
+    """The simulated step, and that of the plan it is compared with."""
+
+
+def shorter(
+    program: Program, task: Task, request: Request, base: PlanData, price: Callable[[Slack], CostGraph],
+    build: Callable[[Sequence[int]], PlanData],
+) -> Shorter | None:  # fmt: skip
+    """The plan with the shortest simulated step that these passes find; None where ``base`` has it.
+
+    ``task`` asks for the plain sum. ``price`` gives the problem at other prices, ``build`` the plan of a choice.
+    """
+    firm = replace(request, limit_is_firm=True)
+    covers = _Covers(program, request.cluster.op_seconds_floor)
+    seen: list[_Seen] = []
+    passes: list[_Pass] = []
+
+    def look(found: Found) -> _Seen:
+        plan = build(found.solution.choice)
+        seen.append(_Seen(found, plan, simulate(plan, request.cluster)))
+        return seen[-1]
+
+    first = simulate(base, request.cluster)
+    for found in _experts(task, request):
+        look(found)
+    expert = _shortest(seen, first.step_seconds)
+    plan, step = (base, first) if expert is None else (expert.plan, expert.step)
+    share, compute = FIRST_SHARE, sum(float(c.min()) for c in task.problem.nodes)
+    while len(passes) < PASSES:
+        best = _shortest(seen, first.step_seconds)
+        shortest = first.step_seconds if best is None else best.step.step_seconds
+        if shortest - compute <= _NEAR * shortest:
+            break
+        covers.learn(plan, step)
+        problem = price(Slack(covers.of(plan), share))
+        request.progress("pricing what boxing sticks out")
+        try:
+            decided = decide(replace(task, problem=problem, gap=max(task.gap, _PASS_GAP)), firm)
+        except TooSmall:  # at these prices the search saw no plan that fits
+            break
+        if decided is None:
+            break
+        passes.append(_Pass(share, problem, decided.found))
+        new = look(decided.found)
+        same = abs(new.step.step_seconds - step.step_seconds) <= WORTH * step.step_seconds
+        plan, step = new.plan, new.step
+        if expert is not None and expert.step.step_seconds < step.step_seconds:
+            share, expert = _share_for(expert.plan, plan, share), None
+        elif step.exposed_communication_seconds <= _HIDDEN * step.step_seconds:
+            share /= 2
+        elif same or decided.found.memory_is_short:  # what sticks out stays; where memory is short a search is long
+            break
+    best = _shortest(seen, (1 - WORTH) * first.step_seconds)
+    if best is None:
+        return None
+    covers.learn(best.plan, best.step)
+    own = price(Slack(covers.of(best.plan), 0.0))
+    # What sticks out of this plan's own compute: nothing is less than every node and pair at its own least.
+    floor = Found(best.found.solution, own.evaluate(best.found.solution.choice), unreduced(own).floor())
+    proven = _proven(best.found, [*passes, _Pass(0.0, own, floor)])
+    return Shorter(
+        Decided(proven.found, request.solver), proven.problem, proven.share, best.step.step_seconds, first.step_seconds
+    )
+
+
+def _shortest(seen: Sequence[_Seen], below_seconds: float) -> _Seen | None:
+    best = min(seen, key=lambda s: s.step.step_seconds, default=None)
+    return best if best is not None and best.step.step_seconds < below_seconds else None
+
+
+def _proven(chosen: Found, passes: Sequence[_Pass]) -> _Pass:
+    """A choice at the prices of the pass whose bound it is nearest to: each pass proved one."""
+    at = [p.problem.evaluate(chosen.solution.choice) for p in passes]
+    k = min(range(len(passes)), key=lambda k: (_gap(at[k], passes[k].found.bound), k))
+    share, problem, proof = passes[k].share, passes[k].problem, passes[k].found
+    # A plan of less without the memory limit is known only where memory was short in the search at these prices.
+    free = proof.free_seconds if proof.memory_is_short else at[k]
+    found = replace(chosen, seconds=at[k], bound=min(proof.bound, at[k]), free_seconds=free,
+                    memory_is_short=proof.memory_is_short)  # fmt: skip
+    return _Pass(share, problem, found)
+
+
+def _gap(seconds: float, bound: float) -> float:
+    return max(0.0, seconds - bound) / seconds if seconds else 0.0
+
+
+def _share_for(hidden: PlanData, other: PlanData, share: float) -> float:
+    """A price of covered boxing, at most half of ``share``, at which ``hidden``, which covers more, costs less."""
+    more = hidden.boxing_seconds - other.boxing_seconds
+    even = (other.compute_seconds - hidden.compute_seconds) / more if more > 0 else 1.0
+    return min(share / 2, max(_LEAST_SHARE, _BELOW_EVEN * even))
+
+
+def told(found: Shorter) -> str:
+    """A plan's note on what its objective is."""
+    return (
+        f"what hides is not paid: the objective charges {found.share:.0%} of the boxing that compute can cover, and "
+        f"all of the rest; the simulated step is {seconds_text(found.seconds)}, that of the least sum of compute and "
+        f"boxing {seconds_text(found.sum_seconds)}"
+    )
+
+
+def _experts(task: Task, request: Request) -> list[Found]:
+    """Plans of the fixed strategies, where the arguments' roles are known and the user asks for nothing else.
+
+    With a finite ``below`` a search that finds no plan that fits ends there, and does not look for the smallest limit.
+    """
+    if request.zero_stage is not None or not task.roles.known:
+        return []
+    plans = []
+    for name in _EXPERTS:
+        try:
+            found = lookup(name)(replace(task, gap=max(task.gap, _EXPERT_GAPS.get(name, 0.0)), below=IMPOSSIBLE))
+        except TooSmall:
+            continue
+        if found is not None:
+            plans.append(replace(found, notes=()))
+    return plans
+
+
+class _Covers:
+    """What compute of a plan can cover boxings of a program's values. What was seen to be waited for is remembered."""
+
+    def __init__(self, program: Program, floor_seconds: float) -> None:
+        self.program, self.floor_seconds = program, floor_seconds
+        self.positions = Positions(program)
+        self.most: dict[int, float] = {}
+
+    def learn(self, plan: PlanData, step: Simulation) -> None:
+        """What a simulated step waits for could not be covered: not more than the rest of it can be."""
+        waited = dict(step.waits)
+        for b in plan.boxing_list:
+            if waited.get(b.id, 0.0) > 0:
+                hidden = max(0.0, b.seconds - waited[b.id] / b.times)
+                self.most[b.value_id] = min(self.most.get(b.value_id, hidden), hidden)
+
+    def of(self, plan: PlanData) -> dict[tuple[int, int], float]:
+        """By value and node that reads it, the seconds of compute from where the one is made to where the other, or
+        what of its results is first needed by a kernel, begins."""
+        program, positions = self.program, self.positions
+        kernels = {n for n, cost in plan.timeline.runs if plan.timeline.costs[cost].seconds > self.floor_seconds}
+        boxed = {b.value_id for b in plan.boxing_list}
+        clocks = _clocks(plan)
+        made = {v.id: positions.made(op, v.id) for op in program.nodes for v in op.outs}
+        needed: dict[int, int] = {}
+        found: dict[tuple[int, int], float] = {}
+        reads = program.reads()
+        for k in range(len(program.nodes) - 1, -1, -1):
+            op = program.nodes[k]
+            results = [v.id for v in op.outs]
+            # Changes of shape and small kernels make nobody wait: their readers do.
+            puts_off = k not in kernels and bool(results) and all(i in needed and i not in boxed for i in results)
+            later = min(needed[i] for i in results) if puts_off else k
+            for i in reads[k]:
+                at = positions.needed(op, i)
+                at = max(at, later) if at == k else at
+                needed[i] = min(needed.get(i, at), at)
+                if i in made:
+                    nodes, total = clocks.get(positions.loop(i), ([], np.zeros(1)))
+                    seconds = float(total[bisect_left(nodes, at)] - total[bisect_left(nodes, made[i] + 1)])
+                    found[i, k] = min(max(0.0, seconds), self.most.get(i, np.inf))
+        return found
+
+
+def _clocks(plan: PlanData) -> dict[int, tuple[list[int], np.ndarray]]:
+    """By loop (-1: outside of all) the nodes that take time in it, and the seconds of compute before each.
+
+    An inner loop counts with all its iterations, unless collectives run in it: those have the links for themselves.
+    """
+    loops = plan.timeline.loops
+    talks = {b.loop for b in plan.boxing_list if any(m.is_collective for m in b.moves)}
+    inside: dict[int, list[tuple[int, float]]] = {k: [] for k in range(-1, len(loops))}
+    starts = [loop.first for loop in loops]
+    for node, cost in plan.timeline.runs:
+        k = bisect_left(starts, node + 1) - 1
+        while k >= 0 and loops[k].last < node:
+            k = loops[k].parent
+        inside[k].append((node, plan.timeline.costs[cost].seconds))
+    for k in range(len(loops) - 1, -1, -1):  # inner loops come after those that they are in
+        if k not in talks:
+            inside[loops[k].parent].append((loops[k].first, loops[k].trips * sum(s for _, s in inside[k])))
+        else:
+            talks.add(loops[k].parent)
+    found = {}
+    for k, each in inside.items():
+        each.sort()
+        found[k] = [n for n, _ in each], np.concatenate([[0.0], np.cumsum([s for _, s in each])])
+    return found
