@@ -104,6 +104,13 @@ def _window_of_a_chain(x):
     return jnp.tanh(jax.lax.reduce_window(jnp.sqrt(1 + x * x), 0.0, jax.lax.add, (3, 2), (1, 2), "SAME")).T
 
 
+def _two_scans(x):
+    """Both collect the same type: the zeros that they start from are one value."""
+    _, first = jax.lax.scan(lambda c, _: (jnp.sin(c), c * 2), x, None, length=16)
+    _, second = jax.lax.scan(lambda c, y: (jnp.cos(c + y), c * y), x, first)
+    return second.sum(axis=0) @ first[0]
+
+
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
@@ -120,9 +127,12 @@ def _window_of_a_chain(x):
         (lambda x, w: jnp.resize(x, (64, 64, 32)) @ w * 0.5, [f32(32, 64), f32(32, 128)]),
         (_window_of_a_chain, [f32(512, 256)]),
         (lambda x: (_window_of_a_chain(x), x[0] + 1), [f32(256, 256)]),
+        (lambda x: jnp.sum(jnp.sin(x) * x, axis=0), [f32(256, 256)]),
+        (lambda x: jax.lax.top_k(x.astype(jnp.int32), 8), [f32(16, 64, 64)]),
+        (_two_scans, [f32(128, 128)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
-         "repeated", "product of a repeated", "window", "window and more"],
+         "repeated", "product of a repeated", "window", "window and more", "sum over rows", "top_k", "two scans"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

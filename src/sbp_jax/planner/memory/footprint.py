@@ -111,7 +111,7 @@ class _Tables:
     """Builds the tables; equal ones, of values that share their decisions, are one."""
 
     def __init__(self, decisions: Decisions, found: Liveness) -> None:
-        self.decisions, self.lifetimes, self.scratch = decisions, found.values, found.scratch
+        self.decisions, self.lifetimes, self.scratch, self.zeros = decisions, found.values, found.scratch, found.zeros
         self.clustering, self.groups, self.model = decisions.clustering, decisions.class_of, decisions.model
         self.hub_of = {(hub.source, hub.result): n for n, hub in decisions.hubs.items()}
         self.tables: dict[_Key, _Table | None] = {}
@@ -149,7 +149,20 @@ class _Tables:
                     life = self.lifetimes[v.id]
                     if v.id not in leaving and v.shape and not life.named and life.kept >= life.made:
                         self._add(("inside", group, k), group, -1, life.made, life.kept, v, self._room(life))
+        self._shared_zeros()
         yield from (t for t in self.tables.values() if t is not None)
+
+    def _shared_zeros(self) -> None:
+        """What two loops start from, where both have it in the same signature."""
+        made = {v.id: (self.groups[c.index], k) for c in self.clustering.clusters for k, v in enumerate(c.outs)}
+        for one, other in self.zeros:
+            if one.id in made and other.id in made:
+                (a, k), (b, position) = made[one.id], made[other.id]
+                start, end = self.lifetimes[one.id].made, self.lifetimes[other.id].made - 1
+                if a == b:
+                    self._add(("own", a, k), a, -1, start, end, one)
+                else:
+                    self._add(("zeros", a, k, b, position), a, b, start, end, one)
 
     def _smallest_results(self) -> dict[int, float]:
         """By id of a value that is a result: the bytes of its buffer, cut as much as where it is made."""
@@ -285,6 +298,11 @@ class _Tables:
         if what == "own":
             return _Table("", a, b, self._shares(v.shape, made), factor)
         other, position = key[3], key[4]
+        if what == "zeros":
+            ways = representative[other].strategies
+            codes = self._codes((id(ways), "out", position), lambda: [s.outs[position] for s in ways])
+            of = self._pairs(v.shape, made, codes).get("same")
+            return None if of is None else _Table("zeros of ", a, b, of, factor)
         if what == "more":
             made = hubs[key[5]].codes
         if position < 0:

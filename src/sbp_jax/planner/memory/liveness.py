@@ -13,11 +13,13 @@ through the loop; a loop's carry is one buffer from its initial value to its fin
 value may be read by several kernels of one of its passes, so what is written there need not be what is held here.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ...rules import Factors
-from ...trace import Graph, Op, Program, Value
+from ...trace import Atom, Graph, Lit, Op, Program, Value
 from ..graph.fusion import pointwise
 from .scratch import LAPACK, Around, Scratch, reorders, scratch
 
@@ -34,6 +36,8 @@ _MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice iota pad rev slic
 _ALIASES = frozenset("""
     reshape squeeze expand_dims stop_gradient copy_p optimization_barrier sbp.pin sbp.barrier sbp.enter
 """.split())  # fmt: skip
+# Of one element as many as are wanted, and other names for that.
+_REPEATING = frozenset("broadcast_in_dim convert_element_type sbp.pin sbp.enter".split())
 # Those of them that a kernel may end with.
 _RENAMES = frozenset("reshape squeeze expand_dims sbp.pin".split())
 # Written over their first operand where it dies there.
@@ -88,16 +92,46 @@ class Lifetime:
 
 @dataclass(slots=True)
 class Liveness:
-    """By value id; by node, what it takes while it runs."""
+    """By value id; by node, what it takes while it runs. ``zeros``: pairs of values of two loops, see ``_zeros``."""
 
     values: dict[int, Lifetime]
     scratch: dict[int, list[Scratch]]
+    zeros: list[tuple[Value, Value]] = field(default_factory=list)
 
 
 def lifetimes(program: Program, factors: Sequence[Factors], free: Collection[int], device: str) -> Liveness:
     """When everything takes memory that a step takes. ``free`` values are made by each reader where it needs them."""
     walk = _Walk(program, factors, free, device)
-    return Liveness(walk.run(), walk.scratch)
+    return Liveness(walk.run(), walk.scratch, _zeros(program.graph, walk.maker))
+
+
+def _zeros(graph: Graph, maker: Mapping[int, Op]) -> list[tuple[Value, Value]]:
+    """What loops start from zeros, by pairs of equal ones in a loop and the next that has one.
+
+    XLA makes such zeros once and copies them for every loop but the last: from the first loop to that they are there.
+    """
+    pairs: list[tuple[Value, Value]] = []
+    latest: dict[tuple[tuple[int, ...], str], Value] = {}
+    for op in graph.ops:
+        if isinstance(op, Op):
+            continue
+        for body in op.bodies:
+            pairs += _zeros(body, maker)
+        if op.kind not in ("scan", "while"):
+            continue
+        starts = [link.outs[0] for link in op.roles.get("stack", ())]
+        starts += [link.outs[0] for link in op.roles["carry"] if _is_zero(link.ins[0], maker)]
+        mine = {(v.shape, str(v.dtype)): v for v in starts if v.shape}
+        pairs += [(latest[key], v) for key, v in mine.items() if key in latest]
+        latest |= mine
+    return pairs
+
+
+def _is_zero(x: Atom, maker: Mapping[int, Op]) -> bool:
+    """Whether a value is zeros, by the op that makes it."""
+    while isinstance(x, Value) and maker[x.id].name in _REPEATING:
+        x = maker[x.id].ins[0]
+    return isinstance(x, Lit) and np.ndim(x.literal) == 0 and x.literal == 0
 
 
 def _concatenates_rows(op: Op) -> bool:
@@ -382,7 +416,17 @@ class _Walk:
         if self.fusible[at]:
             return self.earliest[at], self.latest[at], True, None
         when = self.when[at]
-        return when, when, alone and user.name in _COMPUTES, None
+        return when, when, alone and user.name in _COMPUTES and not self._is_apart(user), None
+
+    def _is_apart(self, op: Op) -> bool:
+        """Whether a reduction reads its operand from memory: that over leading dims is a kernel of its own on CPUs.
+
+        (XLA: ``cpu_instruction_fusion.cc``.)
+        """
+        if self.device != "cpu" or op.name == "gather":
+            return False
+        dims = [d for d, n in enumerate(op.ins[0].shape) if n > 1]
+        return bool(dims) and dims[-1] not in op.params["axes"]
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""

@@ -59,6 +59,13 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
         yield from _convolution(op, around)
     elif name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
         yield from _running(op, around)
+    elif name == "top_k" and around.device == "cpu":
+        # Sorted whole with the positions, 4 bytes each; XLA for CPUs has a function of its own for float32 alone, and
+        # sorts bfloat16 as float32 (measured).
+        x = op.ins[0]
+        if isinstance(x, Value) and str(x.dtype) != "float32":
+            each = 4.0 if str(x.dtype) == "bfloat16" else float(x.itemsize) if around.is_apart(x) else 0.0
+            yield Scratch("in", 0, (each + 4.0) * math.prod(x.shape))
     elif name in LAPACK:
         yield from _linear_algebra(op, around)
 
