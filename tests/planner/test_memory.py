@@ -130,9 +130,10 @@ def _two_scans(x):
         (lambda x: jnp.sum(jnp.sin(x) * x, axis=0), [f32(256, 256)]),
         (lambda x: jax.lax.top_k(x.astype(jnp.int32), 8), [f32(16, 64, 64)]),
         (_two_scans, [f32(128, 128)]),
+        (lambda x: jax.lax.associative_scan(jnp.add, x), [f32(256, 128)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
-         "repeated", "product of a repeated", "window", "window and more", "sum over rows", "top_k", "two scans"],
+         "repeated", "product of a repeated", "window", "window and more", "sum over rows", "top_k", "two scans", "associative scan"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

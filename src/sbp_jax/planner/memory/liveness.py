@@ -54,6 +54,8 @@ _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 _REPEATED = frozenset(("sbp.unstack", "sbp.barrier", "sbp.enter"))
 # So often may a kernel compute an op for one element of its result (XLA: ``FusionNodeIndexingEvaluation``).
 _MOST_COPIES = 15
+# Once, where computing it takes a branch (XLA: ``ElementalIrEmitter::OpInvalidatesCache``).
+_BRANCHES = frozenset(("concatenate", "pad"))
 # Who asks for the elements of a kernel's own result.
 _ITSELF = frozenset((-1,))
 # Element-wise by their rule, but long: never computed again.
@@ -332,7 +334,8 @@ class _Walk:
         if self.fusible[at]:
             indexed = self._indexed(readers) if repeats else {}
             often = {u: sum([self.often[i].get(u, 1) for i in by if i >= 0]) or 1 for u, by in indexed.items()}
-            if any([n > _MOST_COPIES for n in often.values()]):
+            most = 1 if op.name in _BRANCHES else _MOST_COPIES
+            if any([n > most for n in often.values()]):
                 repeats, often = False, {}
             if repeats and often:
                 self.indexed[at], self.often[at] = indexed, often
