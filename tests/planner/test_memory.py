@@ -133,7 +133,8 @@ def _two_scans(x):
         (lambda x: jax.lax.associative_scan(jnp.add, x), [f32(256, 128)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
-         "repeated", "product of a repeated", "window", "window and more", "sum over rows", "top_k", "two scans", "associative scan"],
+         "repeated", "product of a repeated", "window", "window and more", "sum over rows", "top_k", "two scans",
+         "associative scan"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:
