@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sbp_jax.planner.optimize.budget import Budget
+from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.optimize.instance import Instance, MemoryTable
 from sbp_jax.planner.optimize.minimise import minimise
 

@@ -46,18 +46,21 @@ ROOMS: dict[str, set[str]] = {
 # The same within the planner: its sub-rooms, and the files beside them.
 PLANNER: dict[str, set[str]] = {
     "amounts": set(),
+    "budget": set(),
+    "effort": {"budget"},
+    "versions": set(),
     "constraints": set(),
     "pins": {"constraints"},
-    "request": {"pins"},
+    "request": {"pins", "budget"},
     "graph": set(),
     "costs": {"graph"},
     "memory": {"costs", "amounts"},
-    "optimize": {"memory"},
+    "optimize": {"memory", "budget"},
     "methods": {"optimize"},
     "output": {"methods", "request"},
     "decide": {"methods", "request"},
     "exposed": {"decide", "output"},
-    "make": {"decide", "output", "exposed"},
+    "make": {"decide", "output", "exposed", "versions"},
     "overlap": {"make"},
     "remat": {"make"},
     "meshes": {"memory", "pins"},
@@ -222,13 +225,13 @@ def test_faults_are_found(source: str, package: str, room: str, count: int) -> N
 
 
 # All that the search knows: plain arrays of costs, bytes by choice, errors and words.
-SEARCH = {"optimize", "costs.cost_graph", "memory.protocol", "memory.infeasible", "amounts"}
+SEARCH = {"optimize", "budget", "costs.cost_graph", "memory.protocol", "memory.infeasible", "amounts"}
 
 
 def known_to(module: str) -> str:
     """``memory.protocol.FootprintLike`` -> memory.protocol; what lies in the optimize room is that room."""
     parts = module.split(".")
-    return parts[0] if parts[0] in ("optimize", "amounts") else ".".join(parts[:2])
+    return parts[0] if parts[0] in ("optimize", "amounts", "budget") else ".".join(parts[:2])
 
 
 @pytest.mark.parametrize("module", sorted(SEARCH))

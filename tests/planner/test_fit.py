@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sbp_jax.errors import PlanError
+from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import CostGraph
 from sbp_jax.planner.optimize import fit
 from sbp_jax.planner.optimize.bounds import spares
@@ -118,7 +119,7 @@ def test_what_choices_cost_at_least(seed: int) -> None:
     problem = random_problem(seed)
     costs = {c: problem.evaluate(c) for c in every(problem)}
     best = min(costs.values())
-    bound, spare = spares(problem)
+    bound, spare = spares(problem, Budget())
     for choice, cost in costs.items():
         assert all(bound + spare[n][c] <= cost * (1 + 1e-9) for n, c in enumerate(choice))
     assert any((bound + s > best).any() for s in spare)

@@ -14,6 +14,7 @@ import pytest
 import sbp_jax as sbp
 import sbp_jax.cluster as clusters
 from sbp_jax.planner import Request, decide, meshes
+from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.memory.infeasible import OutOfTime, TooSmall
 from sbp_jax.planner.methods import Task, ilp, lookup
 from sbp_jax.planner.optimize import fit
@@ -64,13 +65,19 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> Task:
 
 
 def late(solve: Callable[..., Any]) -> Callable[..., Any]:
-    """A solver that takes longer than 0.1 s, whatever the limit."""
+    """A solver that takes longer than 0.1 s and any number of work, whatever the budget."""
 
-    def slow(problem: Any, gap: float, time_limit: float | None, *rest: Any, **options: Any) -> Any:
+    def slow(problem: Any, gap: float, budget: Budget, *rest: Any, **options: Any) -> Any:
         time.sleep(0.2)
+        budget.spend(budget.work_left)
         return solve(problem, gap, None, *rest, **options)
 
     return slow
+
+
+def short(thorough: bool) -> Budget:
+    """A user's time limit, or what a search may do by default."""
+    return Budget(seconds=0.1) if thorough else Budget(work=1e9)
 
 
 @pytest.mark.parametrize("thorough", [False, True])
@@ -79,7 +86,7 @@ def test_nothing_is_fitted_into_memory_where_there_is_enough(
 ) -> None:
     """The model takes a thousandth of the memory, and the search all of its time: its plan and its proof stand."""
     exact = lookup("ilp")(searched)
-    task = replace(searched, time_limit=0.1, limit_bytes=80e9, thorough=thorough)
+    task = replace(searched, budget=short(thorough), limit_bytes=80e9, thorough=thorough)
     monkeypatch.setattr(search_module, "solve", late(search_module.solve))
     found = search_module.search(task)
     assert found is not None and exact is not None and not found.memory_is_short
@@ -93,8 +100,7 @@ def test_time_is_said_to_be_the_users_where_it_is(
     free = lookup("ilp")(replace(searched, limit_bytes=None))
     assert free is not None
     limit = 0.97 * float(searched.footprint.over_time(free.solution.choice).max())
-    task = replace(searched, limit_bytes=limit, time_limit=0.1, thorough=thorough)
-    fits = lookup("ilp")(replace(task, time_limit=None))
+    fits = lookup("ilp")(replace(searched, limit_bytes=limit))
     assert fits is not None
     run = fit.Fitting.run
 
@@ -104,10 +110,10 @@ def test_time_is_said_to_be_the_users_where_it_is(
 
     monkeypatch.setattr(fit.Fitting, "run", after_one_that_fits)
     monkeypatch.setattr(search_module, "solve", late(search_module.solve))
-    found = search_module.search(task)
+    found = search_module.search(replace(searched, limit_bytes=limit, budget=short(thorough), thorough=thorough))
     assert found is not None and found.memory_is_short and len(found.notes) == 1
     assert ("time_limit was up" in found.notes[0]) is thorough
-    assert ("by default was up" in found.notes[0]) is not thorough and "fitting into memory" in found.notes[0]
+    assert ("by default was done" in found.notes[0]) is not thorough and "fitting into memory" in found.notes[0]
 
 
 def test_a_search_too_short_says_whose_time_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +125,7 @@ def test_a_search_too_short_says_whose_time_it_was(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(decide, "lookup", lambda _: unfinished)
     asked, free = plan(time_limit=5.0, overlap=False), plan(overlap=False)
     assert any(n.startswith("time_limit=5 s is too short to search") for n in asked.notes)
-    assert any(n.startswith("the time that a search has by default was up") for n in free.notes)
+    assert any(n.startswith("the work that a search does by default was done") for n in free.notes)
     assert not any("time_limit=6" in n or "time_limit=4" in n for n in free.notes)
     assert not any("not taken" in n for p in (asked, free) for n in p.notes)
 
@@ -127,9 +133,9 @@ def test_a_search_too_short_says_whose_time_it_was(monkeypatch: pytest.MonkeyPat
 def test_a_time_limit_that_is_not_kept_is_told(searched: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """No strategy's plan is known: the search goes on until it finds one."""
     monkeypatch.setattr(decide, "fallback", lambda _: None)
-    task = replace(searched, limit_bytes=None, time_limit=0.0)
-    for asked, notes in ((True, ("time_limit=0 s was exceeded: no plan was found within it",)), (False, ())):
-        request = Request(MESH, clusters.get("a100-80"), time_limit=0.0, thorough=asked)
+    task = replace(searched, limit_bytes=None, budget=Budget(work=0.0))
+    for asked, notes in ((0.0, ("time_limit=0 s was exceeded: no plan was found within it",)), (None, ())):
+        request = Request(MESH, clusters.get("a100-80"), time_limit=asked)
         found = decide.decide(task, request)
         assert found is not None and found.found.notes == notes
 
@@ -142,7 +148,7 @@ def test_a_family_is_said_to_fit_where_memory_is_short(
     assert exact is not None
     stopped = replace(exact, seconds=2 * exact.seconds, bound=0.0, memory_is_short=is_short)
     monkeypatch.setattr(ilp, "search", lambda _: stopped)
-    task = replace(searched, limit_bytes=80e9, time_limit=60.0)
+    task = replace(searched, limit_bytes=80e9)
     found = lookup("ilp")(task)
     assert found is not None
     assert ("found that fits is of the family" in found.notes[-1]) is is_short

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ..cluster import Cluster, get
 from ..errors import PlanError, SbpError
 from ..plan import Lowering
+from ..planner.effort import EFFORTS
 from ..planner.methods import lookup
 
 # How long to search, on which hardware, and how to run: a plan does not hold them, or holds what came of them.
@@ -32,11 +33,15 @@ class AutoParallelConfig:
             those before the last, and features over the last); which dimension is the batch is found by following it
             through the step (``planner/graph/batch.py``). They need the training state donated, to know what is a
             parameter.
-        time_limit: seconds that planning may take; then the best plan found, with its proven gap. Too short for any
-            search, it gives the best of the fixed strategies, with a ``UserWarning`` and a note that say so.
-            None: a quick search, of which 60 s are rarely reached (small models whose layers are not alike, short of
-            memory on three mesh axes: up to twice that); where memory is short it may leave a few percent open, there
-            more (``plan.optimality_gap``). A limit is used to prove more; ``float("inf")``: until proven optimal.
+        time_limit: seconds by the clock that planning may take; then the best plan found, with its proven gap: the one
+            option with which the plan may hang on how busy the machine is. Used to prove more, until proven optimal,
+            unless effort is "quick". Too short for any search, it gives the best of the fixed strategies, with a
+            ``UserWarning`` and a note that say so. None: no clock is read, ``effort`` alone counts.
+        effort: how much work the search may do, counted and not timed: the same program, options and versions give the
+            same plan and the same proven gap on a busy machine as on an idle one. "quick": within 1 % is enough, a few
+            seconds. "default": within 0.1 % is enough, and after some seconds' work within 1 %; where memory is short
+            it may leave a few percent open, there more (``plan.optimality_gap``). "thorough": until proven optimal (to
+            ``gap``), however long that takes; give ``time_limit`` with it.
         gap: stop when the proven relative gap is at most this.
         memory_limit: bytes per device, a number or text such as "40GB" (10^9) or "40GiB" (2^30), firm: where no plan
             meets it, that is an error. None: the device's less a tenth; where no plan meets that, the cheapest plan is
@@ -95,6 +100,7 @@ class AutoParallelConfig:
 
     solver: str = "ilp"
     time_limit: float | None = None
+    effort: str = "default"
     gap: float = 0.0
     memory_limit: float | str | None = None
     prefer_less_memory: bool = False
@@ -145,6 +151,9 @@ class AutoParallelConfig:
                 "pad=True makes pieces of different lengths, which sharding constraints cannot say: use "
                 'lowering="manual" with it, or pad the arrays yourself'
             )
+        if not (isinstance(self.effort, str) and self.effort in EFFORTS):
+            possible = ", ".join(map(repr, EFFORTS))
+            raise PlanError(f"effort is one of {possible} (how much work the search may do); got {self.effort!r}")
         for name in ("time_limit", "wait_time", "computation_cost_ratio", "gap"):
             value = getattr(self, name)
             if value is not None and not value >= 0:

@@ -7,7 +7,6 @@ this library, of jax and of the solver. An entry that cannot be read is made ane
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import tempfile
@@ -19,12 +18,13 @@ from pathlib import Path
 from ..errors import PlanError
 from ..plan import PlanData
 from ..planner import Request
+from ..planner.versions import versions
 from ..trace import Program, canonical_text, fingerprint
 from .config import AutoParallelConfig
 
 _MARK = "sbp_jax plan"
-_VERSIONED = ("sbp_jax", "jax", "jaxlib", "highspy", "numpy", "scipy")
 # What is told on the way, and what is done with a plan once it is there.
+_OF_THE_SEARCH = {"progress", "budget"}  # the budget is made of options, which count
 _OF_THE_RUN = {"cache", "lowering", "compiler_options"}
 
 
@@ -55,18 +55,10 @@ def read_or_make(
 def key_of(program: Program, requests: Sequence[Request], config: AutoParallelConfig) -> str:
     """The hash that names an entry. ``requests``: one for each placement that is tried."""
     labels = [op.label for op in (*program.input_ops, *program.output_ops)]
-    asked = [{f.name: getattr(r, f.name) for f in fields(r) if f.name != "progress"} for r in requests]
+    asked = [{f.name: getattr(r, f.name) for f in fields(r) if f.name not in _OF_THE_SEARCH} for r in requests]
     options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _OF_THE_RUN | {"cluster"}}
-    text = canonical_text((fingerprint(program), labels, program.argument_names, asked, options, _versions()))
+    text = canonical_text((fingerprint(program), labels, program.argument_names, asked, options, versions()))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _VERSIONED:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
 
 
 def _read(path: Path, program: Program) -> tuple[PlanData | None, str]:

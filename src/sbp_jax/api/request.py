@@ -10,10 +10,10 @@ from .. import cluster as clusters
 from ..errors import PlanError
 from ..placement import Placement
 from ..planner import Request
+from ..planner.effort import budget_for, is_thorough
 from ..shardings import as_placement
 from .config import AutoParallelConfig
 
-_TIME_LIMIT_SECONDS = 60.0
 _RESERVE = 0.1
 
 
@@ -42,8 +42,9 @@ def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progres
         computation_ratio=config.computation_cost_ratio,
         solver=config.solver,
         gap=config.gap,
-        time_limit=_TIME_LIMIT_SECONDS if config.time_limit is None else config.time_limit,
-        thorough=config.time_limit is not None,
+        time_limit=config.time_limit,
+        budget=budget_for(config.effort, config.time_limit),
+        thorough=is_thorough(config.effort, config.time_limit),
         narrow_partial=config.narrow_partial,
         uneven=config.pad,
         remat=config.remat == "auto",
@@ -52,7 +53,7 @@ def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progres
         wait_seconds=config.wait_time or 0.0,
         trunk_algo=config.trunk_algo,
         sbp_collector=config.sbp_collector,
-        overlap=config.overlap,
+        overlap=config.overlap and config.effort != "quick",
         progress=progress,
     )  # fmt: skip
 

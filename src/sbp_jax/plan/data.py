@@ -156,6 +156,7 @@ class PlanData:
     unruled: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     statistics: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     recomputed: Recomputed | None = None
     lowering: Lowering = "manual"
@@ -295,6 +296,7 @@ class PlanData:
         data["priced"] = self.priced
         data["only_even"] = self.only_even
         data["argument_names"] = self.argument_names
+        data["versions"] = self.versions
         return data
 
     @classmethod
@@ -328,6 +330,7 @@ class PlanData:
                 priced=data.get("priced", "sum"),
                 only_even=data.get("only_even", False),
                 argument_names=list(map(str, data.get("argument_names", ()))),
+                versions={str(k): str(v) for k, v in data.get("versions", {}).items()},
             )
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise PlanError(f"{where} is incomplete or damaged: {type(error).__name__} {error}") from error

@@ -1,10 +1,11 @@
-"""What a request asks of the search: a ZeRO stage, a memory limit that may not be firm, less memory, an end in time."""
+"""What a request asks of the search: a ZeRO stage, a memory limit that may not be firm, less memory, an end."""
 
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from .budget import Budget
 from .memory.infeasible import OutOfTime, TooSmall
 from .methods import Task, fallback, lookup
 from .methods.less_memory import less_memory
@@ -13,6 +14,8 @@ from .methods.zero_stages import zero
 from .optimize.presolve import unreduced
 from .optimize.search import Found
 from .request import Request
+
+_MORE = 'Ask for effort="thorough", or give time_limit= (seconds)'
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +71,9 @@ def decide(task: Task, asked: Request) -> Decided | None:
 
 
 def _in_time(task: Task, asked: Request, method: Callable[[Task], Found | None]) -> Decided | None:
-    """What the method finds; where there is no time for it, the best of the fixed strategies and a first guess."""
+    """What the method finds; where the budget is too small, the best of the fixed strategies and a first guess."""
     found = None
-    if task.time_limit is None or task.time_limit > 0:
+    if not task.budget.over:
         found = method(task)
         if found is None or not found.solution.timed_out:
             return found and Decided(found, asked.solver)
@@ -78,26 +81,26 @@ def _in_time(task: Task, asked: Request, method: Callable[[Task], Found | None])
     known = fallback(task)
     if known is not None and (best is None or known[1].seconds < best.seconds):
         name, best = known[0], replace(known[1], notes=())
-    limit = f"time_limit={asked.time_limit:.4g} s"
+    limit = "" if asked.time_limit is None else f"time_limit={asked.time_limit:.4g} s"
     if best is None:
         if task.limit_bytes is not None:
             what = f"find a plan that fits into {task.limit_bytes:.0f} bytes per device"
             message = (
                 f"{limit} is too short to {what}. Raise time_limit, or memory_limit"
-                if asked.thorough
-                else f"the time that a search has by default is too short to {what}. Give time_limit= (seconds)"
+                if limit
+                else f"the work that a search does by default is too little to {what}. {_MORE}"
             )
             raise OutOfTime(message, math.inf)
-        late = (f"{limit} was exceeded: no plan was found within it",) if asked.thorough else ()
-        again = method(replace(task, time_limit=None))
+        late = (f"{limit} was exceeded: no plan was found within it",) if limit else ()
+        again = method(replace(task, budget=Budget()))
         return again and Decided(replace(again, notes=(*late, *again.notes)), asked.solver)
     bound = max(best.bound, 0.0 if found is None else found.bound, unreduced(task.problem).floor())
     gap = 1 - min(1.0, bound / best.seconds) if best.seconds else 0.0
     what = f"the plan is the best known one ({name}), at most {gap:.0%} of it could be saved (proven)"
-    if asked.thorough:
+    if limit:
         note = f"{limit} is too short to search: {what}. Raise time_limit for a better one"
     else:
-        note = f"the time that a search has by default was up: {what}. Give time_limit= (seconds) for a better one"
+        note = f"the work that a search does by default was done: {what}. {_MORE} for a better one"
     warnings.warn(note, UserWarning, stacklevel=2)
     solution = replace(best.solution, timed_out=True)
     return Decided(Found(solution, best.seconds, min(bound, best.seconds), notes=(*best.notes, note)), name)

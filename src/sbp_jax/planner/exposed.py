@@ -111,7 +111,8 @@ def shorter(
         problem = price(Slack(covers.of(plan), share))
         request.progress("pricing what boxing sticks out")
         try:
-            decided = decide(replace(task, problem=problem, gap=max(task.gap, _PASS_GAP)), firm)
+            again = replace(task, problem=problem, gap=max(task.gap, _PASS_GAP), budget=task.budget.again())
+            decided = decide(again, firm)
         except TooSmall:  # at these prices the search saw no plan that fits
             break
         if decided is None:
@@ -186,7 +187,8 @@ def _experts(task: Task, request: Request) -> list[Found]:
     plans = []
     for name in _EXPERTS:
         try:
-            found = lookup(name)(replace(task, gap=max(task.gap, _EXPERT_GAPS.get(name, 0.0)), below=IMPOSSIBLE))
+            gap = max(task.gap, _EXPERT_GAPS.get(name, 0.0))
+            found = lookup(name)(replace(task, gap=gap, below=IMPOSSIBLE, budget=task.budget.again()))
         except TooSmall:
             continue
         if found is not None:

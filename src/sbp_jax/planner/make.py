@@ -9,6 +9,7 @@ from ..errors import PlanError
 from ..plan import PlanData
 from ..signature import Signature, broadcast
 from ..trace import Program, without_collecting
+from .budget import Budget
 from .costs.assemble import Decisions, assemble
 from .costs.cost_graph import CostGraph, costless
 from .costs.op_cost import CostModel
@@ -31,8 +32,9 @@ from .output.repeated import repeated
 from .output.unsplit import unsplit
 from .pins import PinError, Pins, conflict_message, narrow_to_pins
 from .request import Request
+from .versions import versions
 
-# At least so many seconds may be spent on whether some of the pins can be obeyed, for an error that names the others.
+# So many seconds of work may be spent on whether some of the pins can be obeyed, for an error that names the others.
 _EXPLAIN_SECONDS = 10.0
 
 
@@ -79,11 +81,10 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         batch = examples(program, factors, found) if found.known else None
         return node_roles(decisions, found, tuple(request.pins), batch)
 
-    left = None if request.time_limit is None else request.time_limit - (built - start)
-    task = Task(graph, footprint, request.memory_limit_bytes, request.gap, left, request.progress, find_roles=parts,
-                thorough=request.thorough,
+    task = Task(graph, footprint, request.memory_limit_bytes, request.gap, request.budget, request.progress,
+                find_roles=parts, thorough=request.thorough,
                 clusters_per_class=len(clusters) / max(decisions.n_classes, 1))  # fmt: skip
-    hidden = None
+    hidden, before = None, request.budget.spent
     if request.shorter_than is None:
         decided = decide(task, request)
     else:
@@ -98,15 +99,14 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
             asked = ", ".join(f"({s})" for s in request.forced.values())
             raise PlanError(f"no plan has {asked} there: other ops cannot follow it")
 
-        # With less time a plan that exists may not be found.
-        patience = None if request.time_limit is None else max(request.time_limit, _EXPLAIN_SECONDS)
-
         def possible(pins: Pins) -> bool:
             some = cluster_ops(
                 program, factors, kinds, sizes, narrow_to_pins(program, pins, request.placement), request.uneven
             )
             numbers = classes(some.clusters, some.free) if request.share_layers else list(range(len(some.clusters)))
-            return solve(costless(assemble(program, some, numbers, model)[0]), 1.0, patience) is not None
+            # With less work a plan that exists may not be found.
+            graph, budget = costless(assemble(program, some, numbers, model)[0]), Budget().some(_EXPLAIN_SECONDS)
+            return solve(graph, 1.0, budget) is not None
 
         raise PinError(conflict_message(program, request.pins, possible))
     found = decided.found
@@ -124,6 +124,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
             insight, decisions, graph, found.solution.choice, footprint, copy.copy(plan)
         )
     plan.hardware = to_toml(request.cluster)
+    plan.versions = dict(versions())
     plan.planning_seconds = time.perf_counter() - start
     plan.statistics = {
         "nodes": len(program.nodes),
@@ -133,6 +134,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         "variables": found.solution.variables,
         "build_seconds": built - start,
         "solve_seconds": solved - built,
+        "work": request.budget.spent - before,
     }
     if request.memory_limit_bytes is not None:
         plan.statistics["memory_limit_bytes"] = request.memory_limit_bytes

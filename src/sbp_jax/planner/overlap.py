@@ -19,13 +19,13 @@ def hide_boxing(program: Program, plan: PlanData, request: Request, name: str = 
         return plan
     start = time.perf_counter()
     pins, again = request.pins, plan.recomputed
-    made, left = program, request.time_limit
+    made, budget = program, request.budget
     if again is not None:
         made, origin = recompute(program, again.turn, again.nodes)
         pins = {k: pins[o] for k, o in enumerate(origin) if o in pins}
-    if left is not None:
-        left = max(0.0, left - plan.planning_seconds)
-    found = make_plan(made, replace(request, pins=pins, time_limit=left, shorter_than=plan), name)
+    if request.time_limit is not None:  # the clock counts what the plan took
+        budget = replace(budget, seconds=max(0.0, request.time_limit - plan.planning_seconds))
+    found = make_plan(made, replace(request, pins=pins, budget=budget, shorter_than=plan), name)
     if found is not plan:
         found.notes = [*found.notes, *(n for n in plan.notes if n.startswith(_KEPT))]
         found.recomputed = again
@@ -37,7 +37,7 @@ def hide_boxing(program: Program, plan: PlanData, request: Request, name: str = 
 
 
 # Notes that speak of the request, not of what was chosen.
-_KEPT = ("mesh ", "memory is short:", "to fit,", "time_limit", "the time that")
+_KEPT = ("mesh ", "memory is short:", "to fit,", "time_limit", "the work that")
 
 
 def _may_gain(plan: PlanData, request: Request) -> bool:

@@ -7,6 +7,7 @@ from ..cluster import Cluster
 from ..placement import Placement
 from ..plan import PlanData
 from ..signature import Signature
+from .budget import Budget
 from .pins import Pins
 
 
@@ -17,10 +18,10 @@ class Request:
     ``pins`` maps a node's index to the signature its result (an output's operand) must have, with the words to
     name the pin by in an error. ``uneven``: whether dims may be split that do not divide, into pieces
     padded to the longest (global tensors, ``AutoParallelConfig(pad=True)``).
-    ``narrow_partial``: whether floats may be narrowed while partial. ``thorough``: whether to take the time limit
-    where that proves more. ``forced``: by node, the signature that its result (an output's operand) must have, whatever
-    it costs. ``shorter_than``: a plan for the same, which is to be given back unless one is found whose simulated
-    step is shorter. The others as in ``AutoParallelConfig``.
+    ``narrow_partial``: whether floats may be narrowed while partial. ``budget``: what the search may spend;
+    ``thorough``: whether to spend all of it where that proves more. ``forced``: by node, the signature that its result
+    (an output's operand) must have, whatever it costs. ``shorter_than``: a plan for the same, which is to be given back
+    unless one is found whose simulated step is shorter. The others as in ``AutoParallelConfig``.
     """
 
     placement: Placement
@@ -33,6 +34,7 @@ class Request:
     solver: str = "ilp"
     gap: float = 0.0
     time_limit: float | None = None
+    budget: Budget = field(default_factory=Budget, compare=False)
     thorough: bool = False
     share_layers: bool = True
     uneven: bool = False

@@ -2,7 +2,6 @@
 must not be above.
 """
 
-import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -37,7 +36,7 @@ _WORDS = {
     "whole_but_last": "plans that split parameters along the last axis and the data along the others",
     "split_optimizer": "plans that split optimizer state and gradients along every axis",
 }
-# A family may take so many times its share of the time that is left.
+# A family may take so many times its share of the budget that is left.
 _SHARE = 1.5
 # The smallest family may take so many times as long as others: what comes after begins with its plan.
 _PATIENT = 10.0
@@ -47,15 +46,12 @@ def cheapest(task: Task, tried: Collection[str] = ()) -> tuple[str, Found] | Non
     """The best of the fixed strategies, and of plans that treat axes as one, that takes less than ``task.below``
     seconds; and what to call it. None if there is none. ``tried``: those to leave out.
     """
-    start, best = time.monotonic(), None
+    best = None
     families = {words: rule for words, rule in _families(task).items() if words not in tried}
     for k, (words, rule) in enumerate(families.items()):
-        left = None if task.time_limit is None else task.time_limit - (time.monotonic() - start)
-        if left is not None and left <= 0:
+        if task.budget.over:
             break
-        if left is not None:
-            left *= min(1.0, _SHARE / (len(families) - k))
-        alone = replace(task, time_limit=left)
+        alone = replace(task, budget=task.budget.share(min(1.0, _SHARE / (len(families) - k))))
         try:
             found = best_of_family(alone, rule(alone))
         except TooSmall:  # no plan of this family was found that fits

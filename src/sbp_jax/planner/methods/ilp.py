@@ -4,9 +4,9 @@ Where a limit leaves a gap open in the time there is, a fixed strategy's plan, o
 be the better: then it is the answer.
 """
 
-import time
 from dataclasses import replace
 
+from ..budget import Budget
 from ..memory.infeasible import OutOfTime
 from ..optimize.search import Found, search
 from .experts import cheapest, coarsest
@@ -19,25 +19,23 @@ _OPEN_IF_MANY = 0.01
 # With so many clusters a class layers are planned as one. They change all at once, which leaves gaps in every family.
 _SHARED = 2.0
 _OPEN_IF_SHARED = 0.03
-# Beyond so many pairs of choices a search begins with a plan of the smallest family, in this part of the time limit.
+# Beyond so many pairs of choices a search begins with a plan of the smallest family, in this part of the budget.
 _LATE = 1_000_000
 _FOR_A_START = 0.25
 
 
 @register("ilp")
 def ilp(task: Task) -> Found | None:
-    """The cheapest plan, proven; past the time limit the best one seen."""
-    start = time.monotonic()
+    """The cheapest plan, proven; when the budget is over the best one seen."""
     if not task.thorough and _is_hopeless(task):
-        task = replace(task, time_limit=None)  # the answer is the smallest limit that works: that takes what it takes
+        task = replace(task, budget=Budget())  # the answer is the smallest limit that works: that takes what it takes
     first: dict[str, Found | None] = {}
 
     def find_start() -> tuple[int, ...] | None:
         """A plan of the smallest family: among so many choices a search finds its first one late."""
         if task.problem.pairs <= _LATE or _is_shared(task):
             return None
-        limit = None if task.time_limit is None else _FOR_A_START * task.time_limit
-        first.update(coarsest(replace(task, thorough=False, time_limit=limit)))
+        first.update(coarsest(replace(task, thorough=False, budget=task.budget.share(_FOR_A_START))))
         return known()
 
     def known() -> tuple[int, ...] | None:
@@ -48,19 +46,18 @@ def ilp(task: Task) -> Found | None:
     except OutOfTime:
         if task.thorough:
             raise
-        # None was found in time, and the time was not the user's: a strategy's plan late is better than none.
-        late = cheapest(replace(task, time_limit=None))
+        # None was found, and the limit was not the user's: a strategy's plan late is better than none.
+        late = cheapest(replace(task, budget=Budget()))
         if late is None:
             raise
         return replace(late[1], notes=(_told(late[0], memory_is_short=True),))
     if found is None or task.limit_bytes is None or (found.solution.timed_out and task.thorough):
         return found
-    if found.seconds - found.bound <= max(_open_at(task), task.gap) * found.seconds:
+    if task.budget.closes(found.seconds, found.bound, max(_open_at(task), task.gap)):
         return found
-    left = task.time_limit
-    if left is not None and task.thorough:  # else a search that used all its time up leaves the families as much
-        left -= time.monotonic() - start
-    better = cheapest(replace(task, below=found.seconds, time_limit=left, find_start=known), tried=first)
+    # A search that used all its budget up leaves the families as much, where it was not asked to be thorough.
+    left = task.budget if task.thorough else task.budget.again()
+    better = cheapest(replace(task, below=found.seconds, budget=left, find_start=known), tried=first)
     if better is None:
         same = [words for words, f in first.items() if f and f.seconds <= found.seconds]
         return replace(found, notes=(*found.notes, *(_told(words, found.memory_is_short) for words in same)))

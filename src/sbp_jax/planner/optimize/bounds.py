@@ -10,12 +10,12 @@ guess is a bound, and its plan most likely a good one.
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..budget import EQUAL, Budget
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from .presolve import Reduction, unreduced
 
@@ -25,13 +25,14 @@ _PROVING_SWEEPS = 15
 _MOST_SWEEPS = 80
 _CONVERGED = 1e-4
 _ROUNDS = 40
-_EQUAL = 1e-9
 # A round is worth another where it leaves at most this part of the gap, or of the pairs.
 _WORTH = 0.99
 _IDLE = 3
 # A round that leaves more than this part of the pairs is slow. Then the program takes over with so many times as many
 # pairs as otherwise: it needs about 4 microseconds for each, a round on a small transformer's step 0.2 seconds.
 _SLOW = 0.7
+# Work of a sweep for each edge beside its entries: a few calls on small arrays.
+_EDGE_WORK = 400
 _FEW_IF_SLOW = 2.5
 # A guess is this far from the bound to the best plan: the first that leaves so few pairs of choices.
 _GUESSES = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.015, 0.008, 0.004)
@@ -51,14 +52,14 @@ class Closing:
     """The best plan seen (``choice`` of the whole problem, its ``objective``) and the bound of a reduction's optimum.
 
     ``evaluate`` costs a whole plan, ``improve`` makes a kernel's choice better one node at a time,
-    ``exact`` solves a small kernel until a time: its choice, and a bound without the constant (None: no guesses).
+    ``exact`` solves a small kernel within a budget: its choice, and a bound without the constant (None: no guesses).
     """
 
     evaluate: Callable[[list[int]], float]
     improve: Callable[[Reduction, Choice], Choice]
-    exact: Callable[[Reduction, float], tuple[Choice | None, float]] | None
+    exact: Callable[[Reduction, Budget], tuple[Choice | None, float]] | None
     gap: float
-    deadline: float = math.inf
+    budget: Budget
     choice: list[int] | None = None
     objective: float = IMPOSSIBLE
     bound: float = -math.inf
@@ -79,7 +80,7 @@ class Closing:
     @property
     def done(self) -> bool:
         """Whether the gap is closed."""
-        return self.objective - self.bound <= max(self.gap, _EQUAL) * abs(self.objective)
+        return self.budget.closes(self.objective, self.bound, self.gap)
 
     def run(self, r: Reduction, few_pairs: int) -> None:
         """Strike and reduce in place until the gap is closed, few pairs are left, little is gained or time is up."""
@@ -92,7 +93,7 @@ class Closing:
                     self.offer(r.expand({}))
                 return
             before = pairs(r)
-            if before <= few_pairs or time.monotonic() > self.deadline:
+            if before <= few_pairs or self.budget.over:
                 return
             self.bound = max(self.bound, self._round(r))
             if self.done:
@@ -114,7 +115,8 @@ class Closing:
         there = back = -math.inf
         for _ in range(_SWEEPS):
             there, back = m.sweep(forwards=True), m.sweep(forwards=False)
-            if time.monotonic() > self.deadline:
+            self.budget.spend(2 * m.work)
+            if self.budget.over:
                 break
         self.offer(r.expand(self.improve(r, m.read())))
         bound = back + r.constant
@@ -122,9 +124,9 @@ class Closing:
         self.there, self.spare = there + r.constant, {n: t - t.min() for n, t in m.total.items()}
         self.kept = {n: r.kept[n] for n in r.nodes}
         m.move()
-        changed = m.strike(most - r.constant - there + _EQUAL * abs(most)) if most < IMPOSSIBLE else []
+        changed = m.strike(most - r.constant - there + EQUAL * abs(most)) if most < IMPOSSIBLE else []
         if changed:
-            r.shrink(self.deadline, [n for c in changed for n in (c, *r.around[c])])
+            r.shrink(self.budget, [n for c in changed for n in (c, *r.around[c])])
         return bound
 
     def _rows(self, r: Reduction) -> list[tuple[int, np.ndarray]]:
@@ -154,18 +156,18 @@ class Closing:
         if not consistent(trial):
             self.bound = max(self.bound, most)
             return
-        trial.shrink(self.deadline)
-        choice, bound = self.exact(trial, min(self.deadline, time.monotonic() + _GUESS_SECONDS))
+        trial.shrink(self.budget)
+        choice, bound = self.exact(trial, self.budget.some(_GUESS_SECONDS))
         if choice is not None:
             self.offer(trial.expand(choice))
         # No plan is cheaper than the guess, or the best of those is found.
         self.bound = max(self.bound, min(bound + trial.constant, most, self.objective))
 
 
-def spares(problem: CostGraph, deadline: float = math.inf) -> tuple[float, list[np.ndarray]]:
+def spares(problem: CostGraph, budget: Budget) -> tuple[float, list[np.ndarray]]:
     """A lower bound, and what each choice of each node costs beyond it at least, as far as some sweeps prove.
 
-    Sweeps go on while the bound grows, up to a number, or to ``deadline`` (of ``time.monotonic``).
+    Sweeps go on while the bound grows, up to a number, or until the budget is over.
     """
     r = unreduced(problem)
     if not consistent(r):
@@ -175,7 +177,8 @@ def spares(problem: CostGraph, deadline: float = math.inf) -> tuple[float, list[
     for k in range(_MOST_SWEEPS):
         bound = m.sweep(forwards=True)
         m.sweep(forwards=False)
-        if k >= _PROVING_SWEEPS and (bound - before <= _CONVERGED * abs(bound) or time.monotonic() > deadline):
+        budget.spend(2 * m.work)
+        if k >= _PROVING_SWEEPS and (bound - before <= _CONVERGED * abs(bound) or budget.over):
             break
         before = bound
     found = [np.full(len(c), math.inf) for c in problem.nodes]
@@ -231,6 +234,8 @@ class _Messages:
         self.earlier = {n: [a for a in r.around[n] if at[a] < at[n]] for n in self.order}
         self.part = {n: 1.0 / max(len(self.later[n]), len(self.earlier[n]), 1) for n in self.order}
         self.total = {n: np.empty(len(r.nodes[n])) for n in self.order}
+        # Of one sweep.
+        self.work = pairs(r) + _EDGE_WORK * (len(r.edges) + len(r.nodes))
         self._forwards = [self._passes(n, self.later[n]) for n in self.order]
         self._backwards = [self._passes(n, self.earlier[n]) for n in reversed(self.order)]
 

@@ -10,12 +10,12 @@ without the choices that the prices prove to be too expensive.
 
 import bisect
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..budget import WORK_A_SECOND, Budget
 from ..costs.cost_graph import CostGraph, penalised, sliced
 from ..memory.infeasible import OutOfTime, TooSmall
 from .bounds import spares
@@ -35,14 +35,13 @@ _OVER = 1.5
 _ROUND_GAP = 1e-3
 # Beyond so many pairs of choices a round solves the linear relaxation only: it is a step, not a result.
 _FEW_PAIRS = 2_000
-# Of the processor, not the clock: what is found does not hang on what else a machine does. A thorough search takes half
-# of its time limit instead.
+# Seconds here are of work (``budget.py``). A thorough search takes half of its budget for the rounds instead.
 _SECONDS = 1.5
 # So many times as long while the gap is more than this, or for so many rounds like the longest.
 _LONGER = 4.0
 _AT_LEAST = 4.0
 _FINE = 0.03
-# After half of the time a round that closes less than this part of the gap is the last.
+# After half of the work a round that closes less than this part of the gap is the last.
 _WORTH = 0.05
 _RELAXED_SECONDS = 4.0
 # What every plan holds where the cheapest overflows.
@@ -56,7 +55,7 @@ _COMBINE_SECONDS = 1.0
 _MOST_PAIRS = 200_000
 _MOST_LEFT = 50_000
 _BEST_FEW = 20_000
-# What is not thorough ends by this part of the time limit: others may be waiting.
+# What is not thorough takes at most this part of what is left: others may be waiting.
 _IN_ALL = 0.7
 _EXACT_SECONDS = 8.0
 
@@ -76,14 +75,13 @@ class _Seen:
 class Fitting:
     """The search for the cheapest plan within ``limit`` bytes a device; ``free`` is the cheapest without one.
 
-    It ends after a few seconds with a gap that is proven, or goes on to the time limit or no gap, if thorough; when it
-    is proven that nothing that fits takes less than ``below`` seconds; or at the ``deadline`` (of ``time.monotonic``).
+    It ends after some work with a gap that is proven, or goes on until the budget is over or no gap is left, if
+    thorough; or when it is proven that nothing that fits takes less than ``below`` seconds.
     """
 
     goal: Goal
     limit: float
     free: Solution
-    deadline: float
     bound: float = 0.0
     best: _Seen | None = None
     plans: list[_Seen] = field(default_factory=list)
@@ -98,9 +96,9 @@ class Fitting:
 
         Raises ``TooSmall`` with the smallest limit found possible, if none fits; ``OutOfTime`` where time was up.
         """
-        began, self.bound = time.perf_counter(), self.free.bound
+        self.bound = self.free.bound
         free = self._offer(self.free.choice)
-        smallest = Smallest(self.goal, self._bytes_at, self.deadline)
+        smallest = Smallest(self.goal, self._bytes_at)
         if self._is_over():
             lowest = None
         else:
@@ -123,7 +121,7 @@ class Fitting:
                 self._offer(found.solution.choice)
                 self._combine()
         if not self._closed(self.goal.gap):
-            self._exactly(began)
+            self._exactly()
         if self.best is None:
             if self._is_known:
                 return None
@@ -134,8 +132,8 @@ class Fitting:
         return replace(self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound, timed_out=False)
 
     def _is_over(self) -> bool:
-        """Whether the time is up; asked where something is still to be done."""
-        self.was_stopped |= time.monotonic() > self.deadline
+        """Whether the budget is; asked where something is still to be done."""
+        self.was_stopped |= self.goal.budget.over
         return self.was_stopped
 
     def _bytes_at(self, point: int) -> CostGraph:
@@ -159,7 +157,7 @@ class Fitting:
 
     def _closed(self, gap: float) -> bool:
         most = min(self._aim, self.goal.below)
-        return math.isfinite(most) and most - self.bound <= max(gap, 1e-9) * most
+        return math.isfinite(most) and self.goal.budget.closes(most, self.bound, gap)
 
     @property
     def _is_fine(self) -> bool:
@@ -186,23 +184,29 @@ class Fitting:
 
         The last solution under prices, and its bytes over the step.
         """
-        start, last, level, over = time.process_time(), None, _LEVEL, _OVER
+        last, level, over = None, _LEVEL, _OVER
         gap, stalled, longest = np.inf, False, 0.0
+        whole, start = self.goal.budget.some(part=0.5), self.goal.budget.spent
         for round_number in range(_ROUNDS):
             prices = self._next_prices(level)
-            spent, allowed = time.process_time() - start, self._seconds(_SECONDS)
-            if not (self.goal.thorough or self._is_fine):
-                allowed = self._seconds(max(_LONGER * _SECONDS, _AT_LEAST * longest))
-            if prices is None or spent > allowed or (stalled and spent > 0.5 * allowed) or self._is_over():
+            spent = (self.goal.budget.spent - start) / WORK_A_SECOND
+            allowed = self._seconds(_SECONDS if self._is_fine else max(_LONGER * _SECONDS, _AT_LEAST * longest))
+            if (
+                prices is None
+                or spent > allowed
+                or (stalled and spent > 0.5 * allowed)
+                or whole.over
+                or self._is_over()
+            ):
                 break
             self.goal.progress(f"fitting into memory, round {round_number + 1}")
             beyond = round_number % 2 == 1
             if beyond:  # what bounds ask for, and more: for a plan that fits
                 prices = {t: over * p for t, p in prices.items()}
-            solution = self._priced(prices, allowed)
+            solution = self._priced(prices, whole.some(allowed))
             if solution is None:
                 break
-            longest = max(longest, time.process_time() - start - spent)
+            longest = max(longest, (self.goal.budget.spent - start) / WORK_A_SECOND - spent)
             # Prices under which a plan comes again were too near to the last ones.
             met = any(p.choice == tuple(solution.choice) for p in self.plans)
             level = 0.5 * (1.0 + level) if met else _LEVEL
@@ -218,25 +222,28 @@ class Fitting:
             stalled = gap > (1 - _WORTH) * before and len(self.points) == points
         return last
 
-    def _priced(self, prices: dict[int, float], seconds: float) -> Solution | None:
+    def _priced(self, prices: dict[int, float], budget: Budget) -> Solution | None:
         """The cheapest plan where bytes have prices, and the bound that it proves."""
-        problem = penalised(self.goal.problem, [(p, self._bytes_at(t)) for t, p in prices.items()])
+        problem = self._with_prices(prices)
         known = [p.choice for p in self.plans[-_COMBINED:]]
         if self._is_small:
-            solution = solve(problem, self.goal.gap, self.goal.time_limit, known)
+            solution = solve(problem, self.goal.gap, budget, known)
         else:
-            solution = solve(problem, _ROUND_GAP, min(_RELAXED_SECONDS, seconds), known, relaxed=True)
+            solution = solve(problem, _ROUND_GAP, budget.some(_RELAXED_SECONDS), known, relaxed=True)
         if solution is not None:
             proven = solution.bound - self.limit * sum(prices.values())
             if proven > self.bound:
                 self.bound, self.prices = proven, prices
         return solution
 
+    def _with_prices(self, prices: dict[int, float]) -> CostGraph:
+        graph = penalised(self.goal.problem, [(p, self._bytes_at(t)) for t, p in prices.items()])
+        self.goal.budget.spend(graph.pairs * (1 + len(prices)))
+        return graph
+
     def _seconds(self, quick: float) -> float:
-        if self.goal.thorough:
-            return math.inf if self.goal.time_limit is None else 0.5 * self.goal.time_limit
-        quick *= self.goal.patience
-        return quick if self.goal.time_limit is None else min(quick, 0.5 * self.goal.time_limit)
+        """Of work, for a part of the search."""
+        return math.inf if self.goal.thorough else quick * self.goal.patience
 
     def _next_prices(self, part: float) -> dict[int, float] | None:
         """Seconds a byte for each point, that promise ``part`` of the way from the bound to the most that any do.
@@ -261,18 +268,17 @@ class Fitting:
         near = [p for p in self.plans if p.seconds <= _NEAR * self.bound]
         some = [*near[-_COMBINED:], *([self.best] if self.best else [])]
         kept = [np.unique(choices) for choices in zip(*(p.choice for p in some), strict=True)]
-        self._within(kept, _ROUND_GAP, _COMBINE_SECONDS * max(1.0, self.goal.patience), len(self.points) + _COMBINED)
+        some = self.goal.budget.some(_COMBINE_SECONDS * max(1.0, self.goal.patience))
+        self._within(kept, _ROUND_GAP, some, len(self.points) + _COMBINED)
 
-    def _within(self, kept: list[np.ndarray], gap: float, seconds: float, most_points: int) -> float | None:
+    def _within(self, kept: list[np.ndarray], gap: float, budget: Budget, most_points: int) -> float | None:
         """Offer the best plan of only some choices that fits at the points, which grow; the bound of all of them."""
         problem, bound = sliced(self.goal.problem, kept), None
-        start = time.perf_counter()
         while True:
-            left = seconds - (time.perf_counter() - start)
-            if left <= 0 or self._is_over():
+            if budget.over or self._is_over():
                 return bound
             limits = [(sliced(self._bytes_at(t), kept), self.limit) for t in self.points]
-            solution = solve_within(problem, limits, gap, left, self._best_of(kept))
+            solution = solve_within(problem, limits, gap, budget, self._best_of(kept))
             if solution is None:
                 return bound
             bound = solution.bound
@@ -286,34 +292,31 @@ class Fitting:
             return None
         return [int(np.searchsorted(k, c)) for c, k in zip(self.best.choice, kept, strict=True)]
 
-    def _exactly(self, began: float) -> None:
-        """What prices leave open, closed where few choices are left, or among the best few. ``began``: of the search.
+    def _exactly(self) -> None:
+        """What prices leave open, closed where few choices are left, or among the best few.
 
         A plan with a choice costs at least the bound under prices and what the choice has to spare.
         """
         if self.goal.problem.pairs > _MOST_PAIRS and not self.goal.thorough and self._is_fine:
             return
-        exactly = self._is_small or self.goal.thorough
-        unhurried = self._is_small and self.goal.time_limit is None and self.goal.patience >= 1
-        seconds = math.inf if unhurried else self._seconds(_EXACT_SECONDS)
-        if self.goal.time_limit is not None:  # all that is left, or most of it
-            left = (1.0 if self.goal.thorough else _IN_ALL) * self.goal.time_limit - (time.perf_counter() - began)
-            seconds = left if self.goal.thorough else min(seconds, left)
+        exactly, whole = self._is_small or self.goal.thorough, self.goal.budget
+        unhurried = self._is_small and self.goal.patience >= 1
+        budget = whole.some(
+            math.inf if unhurried else self._seconds(_EXACT_SECONDS), part=1.0 if self.goal.thorough else _IN_ALL
+        )
         gap = self.goal.gap if exactly else max(self.goal.gap, _ROUND_GAP)
-        priced = penalised(self.goal.problem, [(p, self._bytes_at(t)) for t, p in self.prices.items()])
-        floor, spare = spares(priced, time.monotonic() + 0.5 * seconds)
+        priced = self._with_prices(self.prices)
+        floor, spare = spares(priced, budget.some(part=0.5))
         floor -= self.limit * sum(self.prices.values())
-        start = time.perf_counter()
         while not self._closed(gap):
             self.goal.progress(f"fitting into memory exactly, {len(self.points)} points")
             before, kept = self._aim, self._kept(spare, self._aim - floor)
-            left = seconds - (time.perf_counter() - start)
-            proven = self._within(kept, gap, left, len(self.points) + _ROUNDS) if left > 0 else None
+            proven = self._within(kept, gap, budget, len(self.points) + _ROUNDS)
             out = min(float(np.delete(s, k).min(initial=math.inf)) for s, k in zip(spare, kept, strict=True))
             if proven is not None:
                 # What is struck costs more than that, or than the best plan.
                 self.bound = max(self.bound, min(proven, floor + out, self._aim))
-            if self._aim == before or not math.isfinite(out) or self.was_stopped:
+            if self._aim == before or not math.isfinite(out) or budget.over or self.was_stopped:
                 return
 
     def _kept(self, spare: list[np.ndarray], most: float) -> list[np.ndarray]:
@@ -341,6 +344,7 @@ class Fitting:
         smallest = min(p.peak for p in self.plans)
         return OutOfTime(
             f"no plan was found in time that fits into a memory limit of {self.limit:.0f} bytes per device; "
-            f"the smallest seen holds {smallest:.0f}. Raise time_limit, or memory_limit",
+            f"the smallest seen holds {smallest:.0f}. Raise memory_limit, or search longer (time_limit, "
+            'effort="thorough")',
             smallest,
         )

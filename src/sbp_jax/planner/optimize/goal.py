@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..budget import Budget
 from ..costs.cost_graph import CostGraph
 from ..memory.protocol import FootprintLike
 
@@ -20,11 +21,11 @@ class Goal:
         footprint: the bytes over the step of any choice.
         limit_bytes: what a device may hold; None: anything.
         gap: stop when the proven relative gap is at most this.
-        time_limit: seconds the search may take, where it can take long.
+        budget: what the search may spend.
         progress: told what is being done.
-        thorough: whether to take the time limit where that proves more.
+        thorough: whether to spend all of it where that proves more.
         below: plans of so many seconds or more are of no interest.
-        patience: multiplies the seconds that a search takes to fit into memory, where it is not thorough.
+        patience: multiplies the work that a search takes to fit into memory, where it is not thorough.
         find_start: gives a plan that fits, or None; asked where the cheapest plan does not fit.
     """
 
@@ -32,7 +33,7 @@ class Goal:
     footprint: FootprintLike
     limit_bytes: float | None = None
     gap: float = 0.0
-    time_limit: float | None = None
+    budget: Budget = field(default_factory=Budget)
     progress: Callable[[str], None] = lambda _: None
     thorough: bool = False
     below: float = math.inf

@@ -6,22 +6,19 @@ A memory row is added for a point where a solution exceeds the limit: a few rows
 
 import itertools
 import math
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from ...errors import SbpError
+from ..budget import Budget
+from . import highs
 from .arrays import Flat, equal_rows
-from .budget import Budget
 
 _ROWS_AT_ONCE = 20
 _TOLERANCE = 1e-6
 # Programs with binaries, each with more memory rows than the one before.
 _MOST_BRANCHED = 20
-# What a run costs at least, in the budget's units.
-_RUN_WORK = 200_000
 
 
 class Program:
@@ -29,7 +26,7 @@ class Program:
 
     def __init__(self, f: Flat) -> None:
         self.f = f
-        highspy = _highspy()
+        highspy = highs.highspy()
         n = len(f.costs)
         sizes = f.sizes
         cost = [f.costs]
@@ -72,10 +69,7 @@ class Program:
         lp.row_lower_, lp.row_upper_ = lower, lower
         lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data  # pyright: ignore[reportAttributeAccessIssue]
-        self.highs: Any = highspy.Highs()
-        self.highs.silent()
-        self.highs.setOptionValue("threads", 1)
-        self.highs.setOptionValue("random_seed", 0)
+        self.highs: Any = highs.new()
         self.highs.passModel(lp)
         self.n_columns, self.n_rows = n_columns, n_rows
         self.unit_bytes = max(f.limit_bytes, 1.0)
@@ -101,7 +95,7 @@ class Program:
         at = np.flatnonzero(row)
         # The solver's tolerances are absolute: rows are parts of the limit.
         free = (f.limit_bytes - float(f.base[point])) / self.unit_bytes
-        self.highs.addRow(-_highspy().kHighsInf, free, len(at), at.astype(np.int32), row[at] / self.unit_bytes)
+        self.highs.addRow(-highs.highspy().kHighsInf, free, len(at), at.astype(np.int32), row[at] / self.unit_bytes)
         self.points.append(point)
 
     def add_rows(self, points: list[int]) -> None:
@@ -126,10 +120,10 @@ class Program:
 
         ``prices`` holds a price for each byte then, ``bound`` the optimum (without choices that were left out).
         """
-        highspy = _highspy()
+        highspy = highs.highspy()
         x = None
         for _ in range(most_rounds):
-            if not self._run(budget):
+            if not highs.run(self.highs, budget, branching=False):
                 return x
             status = self.highs.getModelStatus()
             if status == highspy.HighsModelStatus.kInfeasible:
@@ -151,7 +145,7 @@ class Program:
     def branch(self, budget: Budget, gap: float, start: np.ndarray | None = None, most_nodes: int = 500,
                seconds: float = math.inf) -> np.ndarray | None:  # fmt: skip
         """The best plan found within the limit, or None; ``bound`` is proven for the choices of this kernel."""
-        highspy, h = _highspy(), self.highs
+        highspy, h = highs.highspy(), self.highs
         n = len(self.f.costs)
         h.changeColsIntegrality(n, np.arange(n, dtype=np.int32), np.full(n, highspy.HighsVarType.kInteger))
         h.setOptionValue("mip_rel_gap", gap)
@@ -164,7 +158,7 @@ class Program:
             if best is not None:
                 at = (self.f.offsets[:-1] + best).astype(np.int32)
                 h.setSolution(len(at), at, np.ones(len(at)))
-            if not self._run(budget, stop):
+            if not highs.run(h, budget, branching=True, reserve_seconds=stop):
                 break
             if h.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
                 self.bound = math.inf
@@ -189,24 +183,3 @@ class Program:
     def _read(self, x: np.ndarray) -> np.ndarray:
         offsets = self.f.offsets.tolist()
         return np.array([int(x[a:b].argmax()) for a, b in itertools.pairwise(offsets)], np.int64)
-
-    def _run(self, budget: Budget, stop: float = 0.0) -> bool:
-        left = budget.seconds_left - stop
-        if left <= 0:
-            return False
-        if left < math.inf:
-            self.highs.setOptionValue("time_limit", self.highs.getRunTime() + left)
-        before = self.highs.getInfo().simplex_iteration_count
-        self.highs.run()
-        after = self.highs.getInfo().simplex_iteration_count
-        budget.spend(_RUN_WORK + max(after, after - before, 1) * self.n_rows)
-        return True
-
-
-def _highspy() -> ModuleType:
-    """HiGHS, imported when a program is solved."""
-    try:
-        import highspy
-    except ImportError as error:
-        raise SbpError("planning for several devices needs HiGHS: install highspy") from error
-    return highspy

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..budget import Budget
 from .arrays import Flat, by_node, flat
-from .budget import Budget
 from .instance import Instance, at_peaks
 from .kernel import Impossible, Kernel, kernel_of
 from .memory_rows import Program
@@ -21,7 +21,6 @@ from .multipliers import Multipliers
 from .neighbourhood import around, freed, neighbours_of
 from .polish import Polish
 
-_EQUAL = 1e-9
 # The budget unless the caller sets one: about a minute on one core.
 _WORK = 5e9
 # Sweeps before bytes get prices; sweeps at each price of the first plan, whose prices begin at this part of the bound
@@ -121,7 +120,7 @@ class _Search:
         """Whether the gap is closed, or nothing is left to spend."""
         if self.budget.over or self.bound == np.inf:
             return True
-        return self.best is not None and self.cost - self.bound <= max(self.gap * abs(self.cost), _EQUAL)
+        return self.best is not None and self.budget.closes(self.cost, self.bound, self.gap)
 
     def say(self, words: str) -> None:
         self.progress(f"{words}: cost {self.cost:.8g} bound {self.bound:.8g} part {self.budget.part:.3f}")

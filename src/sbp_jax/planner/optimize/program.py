@@ -5,22 +5,19 @@ rows and columns that cost the same are one. The linear relaxation comes first, 
 it is usually whole already (measured: 12-layer GPT on 2x4, 170,000 columns, 0.35 s; presolve and branch-and-bound
 from scratch 3 s). Where it is not, branch-and-bound starts from a rounded and locally improved choice, without
 presolve too (tiny GPT on 2x4: 6 s against 40 s).
-
-Huangfu and Hall, "Parallelizing the dual revised simplex method", Math. Prog. Comp. 10 (2018).
 """
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from ...errors import SbpError
+from ..budget import Budget
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
+from . import highs
 from .arrays import equal_rows
 from .bounds import Closing, consistent
 from .presolve import Reduction, reduce
@@ -28,7 +25,6 @@ from .presolve import Reduction, reduce
 _ROUNDINGS = 20
 _FEW_ROUNDINGS = 4
 _TOLERANCE = 1e-6
-_EQUAL = 1e-9
 # Kernels of fewer pairs of choices go to the 0-1 program at once.
 _SMALL = 60_000
 
@@ -37,7 +33,7 @@ _SMALL = 60_000
 class Solution:
     """The choice for each node of the problem; objective and proven lower bound, in seconds a step.
 
-    ``timed_out``: there was no time to solve the linear relaxation, the choice is only improved locally.
+    ``timed_out``: the budget was over before the linear relaxation was solved, the choice is only improved locally.
     ``seen``: the plans met on the way.
     """
 
@@ -51,25 +47,24 @@ class Solution:
 
 
 def solve(
-    problem: CostGraph, gap: float = 0.0, time_limit: float | None = None, guesses: Iterable[Sequence[int]] = (),
+    problem: CostGraph, gap: float = 0.0, budget: Budget | None = None, guesses: Iterable[Sequence[int]] = (),
     relaxed: bool = False,
 ) -> Solution | None:  # fmt: skip
     """The best choice, or None when every choice is impossible. ``guesses`` are plans that may be good.
 
     ``relaxed``: no branching; what the linear relaxation leaves open is between the bound and a rounded choice.
 
-    ``time_limit`` is in seconds, for reductions and program together. When they run out there is still a choice (the
-    relaxation rounded, or a first guess, improved locally) and a bound, if a weak one; None also where that choice is
-    impossible.
+    When the budget (None: no limit) is over there is still a choice (the relaxation rounded, or a first guess, improved
+    locally) and a bound, if a weak one; None also where that choice is impossible.
     """
-    deadline = math.inf if time_limit is None else time.monotonic() + time_limit
-    r = reduce(problem, deadline)
+    budget = budget or Budget()
+    r = reduce(problem, budget)
     size = len(r.nodes)
 
-    def exact(kernel: Reduction, until: float) -> tuple[dict[int, int] | None, float]:
-        return _Program(kernel).solve(gap, until)
+    def exact(kernel: Reduction, some: Budget) -> tuple[dict[int, int] | None, float]:
+        return _Program(kernel).solve(gap, some)
 
-    closing = Closing(problem.evaluate, improve, None if relaxed else exact, gap, deadline, bound=r.floor())
+    closing = Closing(problem.evaluate, improve, None if relaxed else exact, gap, budget, bound=r.floor())
     for guess in guesses:
         closing.offer(list(guess))
     if not consistent(r):
@@ -79,9 +74,9 @@ def solve(
     variables, timed_out = 0, False
     if not closing.done:
         timed_out = True
-        if time.monotonic() < deadline:
+        if not budget.over:
             program = _Program(r)
-            chosen, proven = program.solve(gap, deadline, branch=not relaxed)
+            chosen, proven = program.solve(gap, budget, branch=not relaxed)
             variables = len(program.cost)
             # What is struck costs more than the best plan.
             closing.bound = max(closing.bound, min(proven + r.constant, closing.objective))
@@ -101,7 +96,7 @@ def _value(r: Reduction, choice: dict[int, int]) -> float:
 
 
 def solve_within(
-    problem: CostGraph, limits: Sequence[tuple[CostGraph, float]], gap: float, time_limit: float | None,
+    problem: CostGraph, limits: Sequence[tuple[CostGraph, float]], gap: float, budget: Budget,
     guess: Sequence[int] | None = None,
 ) -> Solution | None:  # fmt: skip
     """The best choice of which each of other totals (of the same nodes and choices) is at most its limit; or None.
@@ -123,7 +118,7 @@ def solve_within(
         for pair, m in total.edges.items():
             edges.setdefault(pair, np.zeros(m.shape))
     program = _Program(everything, totals)
-    found = program.branch_within(gap, time_limit, guess)
+    found = program.branch_within(gap, budget, guess)
     if found is None:
         return None
     chosen, bound = found
@@ -216,57 +211,66 @@ class _Program:
         entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))) if rows else ([], ([], []))
         self.matrix = sparse.csc_matrix(entries, shape=(len(right), n))
 
-    def solve(self, gap: float, deadline: float = math.inf, branch: bool = True) -> tuple[dict[int, int] | None, float]:
+    def solve(self, gap: float, budget: Budget, branch: bool = True) -> tuple[dict[int, int] | None, float]:
         """The choice of each node of the kernel, and a lower bound without the constant.
 
-        No choice where time (of ``time.monotonic``) is up before the relaxation is solved.
+        No choice where the budget is over before the relaxation is solved.
         """
         if not self.binaries:
             return {}, 0.0
         possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
         # Seconds are small numbers and the solver's tolerances absolute: the total is brought to thousands.
         scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
-        highs = self._model(scale)
-        highs.setOptionValue("presolve", "off")
-        _until(highs, deadline)
-        highs.run()
-        if highs.getModelStatus() == _highspy().HighsModelStatus.kTimeLimit:
-            return None, self._bound_of_duals(highs, scale)
-        if highs.getModelStatus() != _highspy().HighsModelStatus.kOptimal:
+        solver, status = self._model(scale), highs.highspy().HighsModelStatus
+        solver.setOptionValue("presolve", "off")
+        if not highs.run(solver, budget, branching=False):
+            return None, -math.inf
+        if solver.getModelStatus() in (status.kTimeLimit, status.kIterationLimit):
+            return None, self._bound_of_duals(solver, scale)
+        if solver.getModelStatus() != status.kOptimal:
             return dict.fromkeys(self.r.nodes, 0), math.inf
-        x = np.asarray(highs.getSolution().col_value)[: self.binaries]
-        relaxed = highs.getInfo().objective_function_value / scale
+        x = np.asarray(solver.getSolution().col_value)[: self.binaries]
+        relaxed = solver.getInfo().objective_function_value / scale
         if np.minimum(x, 1 - x).max() < _TOLERANCE:
             return self._read(x), relaxed
         start = self._round(x, _ROUNDINGS if branch else _FEW_ROUNDINGS)
-        if not branch or _value(self.r, start) - relaxed <= gap * abs(_value(self.r, start)):
+        # The gap is a part of all seconds.
+        cost = _value(self.r, start) + self.r.constant
+        if not branch or budget.closes(cost, relaxed + self.r.constant, gap):
             return start, relaxed
-        best, bound = self._branch(highs, start, scale, gap, deadline)
+        best, bound = self._branch(solver, start, scale, gap, budget)
         return best, max(bound, relaxed)
 
     def branch_within(
-        self, gap: float, time_limit: float | None, guess: Sequence[int] | None
+        self, gap: float, budget: Budget, guess: Sequence[int] | None
     ) -> tuple[dict[int, int], float] | None:
-        """The best choice within the limits, and a lower bound with the constant; None where none was found in time."""
+        """The best choice within the limits, and a lower bound with the constant; None where the budget was over
+        before one was found.
+        """
         possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
         scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
-        highs = self._model(scale)
-        kinds = np.full(self.binaries, _highspy().HighsVarType.kInteger)
-        highs.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
-        highs.changeObjectiveOffset(self.r.constant * scale)  # the gap is a part of all seconds
-        highs.setOptionValue("mip_rel_gap", gap)
-        if time_limit is not None:
-            highs.setOptionValue("time_limit", float(time_limit))
+        solver = self._model(scale)
         if guess is not None:
-            self._start(highs, {n: guess[n] for n in self.offsets})
-        highs.run()
-        x = np.asarray(highs.getSolution().col_value)[: self.binaries]
-        if not len(x) or highs.getInfo().primal_solution_status != 2:
+            self._start(solver, {n: guess[n] for n in self.offsets})
+        found = self._run_with_binaries(solver, scale, gap, budget)
+        return None if found is None or found[0] is None else (found[0], found[1] + self.r.constant)
+
+    def _run_with_binaries(
+        self, solver: Any, scale: float, gap: float, budget: Budget
+    ) -> tuple[dict[int, int] | None, float] | None:
+        """The choice found, if any, and the bound without the constant; None where the budget was over already."""
+        kinds = np.full(self.binaries, highs.highspy().HighsVarType.kInteger)
+        solver.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
+        solver.changeObjectiveOffset(self.r.constant * scale)  # the gap is a part of all seconds
+        solver.setOptionValue("mip_rel_gap", max(gap, budget.small_gap))
+        if not highs.run(solver, budget, branching=True):
             return None
-        return self._read(x), highs.getInfo().mip_dual_bound / scale
+        x = np.asarray(solver.getSolution().col_value)[: self.binaries]
+        found = self._read(x) if len(x) and solver.getInfo().primal_solution_status == 2 else None
+        return found, solver.getInfo().mip_dual_bound / scale - self.r.constant
 
     def _model(self, scale: float) -> Any:
-        highspy = _highspy()
+        highspy = highs.highspy()
         n = len(self.cost)
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = n, len(self.right)
@@ -282,34 +286,26 @@ class _Program:
         lp.a_matrix_.start_ = self.matrix.indptr  # pyright: ignore[reportAttributeAccessIssue]
         lp.a_matrix_.index_ = self.matrix.indices  # pyright: ignore[reportAttributeAccessIssue]
         lp.a_matrix_.value_ = self.matrix.data  # pyright: ignore[reportAttributeAccessIssue]
-        highs = highspy.Highs()
-        highs.silent()
-        highs.passModel(lp)
-        return highs
+        solver = highs.new()
+        solver.passModel(lp)
+        return solver
 
     def _branch(
-        self, highs: Any, start: dict[int, int], scale: float, gap: float, deadline: float
+        self, solver: Any, start: dict[int, int], scale: float, gap: float, budget: Budget
     ) -> tuple[dict[int, int], float]:
-        kinds = np.full(self.binaries, _highspy().HighsVarType.kInteger)
-        highs.changeColsIntegrality(self.binaries, np.arange(self.binaries, dtype=np.int32), kinds)
-        highs.setOptionValue("mip_rel_gap", gap)
-        _until(highs, deadline)
-        self._start(highs, start)
-        highs.run()
-        info = highs.getInfo()
-        bound = info.mip_dual_bound / scale
-        x = np.asarray(highs.getSolution().col_value)[: self.binaries]
-        found = self._read(x) if len(x) and highs.getInfo().primal_solution_status == 2 else start
-        best = min(found, start, key=lambda c: _value(self.r, c))
-        return best, bound
+        self._start(solver, start)
+        found = self._run_with_binaries(solver, scale, gap, budget)
+        if found is None or found[0] is None:
+            return start, -math.inf if found is None else found[1]
+        return min(found[0], start, key=lambda c: _value(self.r, c)), found[1]
 
-    def _start(self, highs: Any, choice: dict[int, int]) -> None:
+    def _start(self, solver: Any, choice: dict[int, int]) -> None:
         columns = np.array([self.offsets[n] + k for n, k in choice.items()], dtype=np.int32)
-        highs.setSolution(len(columns), columns, np.ones(len(columns)))
+        solver.setSolution(len(columns), columns, np.ones(len(columns)))
 
-    def _bound_of_duals(self, highs: Any, scale: float) -> float:
+    def _bound_of_duals(self, solver: Any, scale: float) -> float:
         """What the row duals at hand prove: with any of them, each column at the better of its bounds is a bound."""
-        y = np.asarray(highs.getSolution().row_dual)
+        y = np.asarray(solver.getSolution().row_dual)
         if len(y) != len(self.right):
             return -math.inf
         possible = self.cost < IMPOSSIBLE / 2
@@ -330,21 +326,6 @@ class _Program:
                 draw[n] = int(random.choice(len(p), p=p / p.sum()))
             best = min(best, improve(self.r, draw), key=lambda c: _value(self.r, c))
         return best
-
-
-def _highspy() -> ModuleType:
-    """HiGHS, imported when a program is solved: what plans for one device, or reads plans, needs none."""
-    try:
-        import highspy
-    except ImportError as error:
-        raise SbpError("planning for several devices needs HiGHS: install highspy") from error
-    return highspy
-
-
-def _until(highs: Any, deadline: float) -> None:
-    """Let the next run end at a time; HiGHS counts the seconds of all its runs."""
-    if deadline < math.inf:
-        highs.setOptionValue("time_limit", highs.getRunTime() + max(0.0, deadline - time.monotonic()))
 
 
 def improve(r: Reduction, choice: dict[int, int]) -> dict[int, int]:

@@ -1,7 +1,5 @@
 """The search for the cheapest plan that fits: solve; where memory is short, fit (``fit.py``)."""
 
-import math
-import time
 from dataclasses import dataclass
 
 from .fit import Fitting
@@ -27,25 +25,27 @@ class Found:
 
 def search(goal: Goal) -> Found | None:
     """The cheapest plan within the limit; None where pins allow none, or none of less than ``goal.below`` seconds.
-    Past the time limit it is the best one seen; ``notes`` say so.
+    When the budget is over it is the best one seen; ``notes`` say so.
 
     Raises ``TooSmall`` with the smallest limit found possible, where the goal's is less, or ``OutOfTime``.
     """
-    deadline = math.inf if goal.time_limit is None else time.monotonic() + goal.time_limit
-    solution = solve(goal.problem, goal.gap, goal.time_limit)
+    solution = solve(goal.problem, goal.gap, goal.budget)
     if solution is None or solution.bound >= goal.below:
         return None
     limit, free = goal.limit_bytes, solution.objective
     if limit is None or goal.footprint.over_time(solution.choice).max(initial=0.0) <= limit:
         return Found(solution, free, solution.bound, free)
-    fitting = Fitting(goal, limit, solution, deadline)
+    fitting = Fitting(goal, limit, solution)
     solution = fitting.run()
     if solution is None:
         return None
     notes = ()
     if fitting.was_stopped:
-        # Without a limit of the user's, the search has one of its own.
-        up = "time_limit was up" if goal.thorough else "the time that a search has by default was up"
-        longer = "" if goal.thorough else ". Give time_limit= (seconds) to search longer"
-        notes = (f"{up} while fitting into memory: the plan is the best one seen until then{longer}",)
+        if goal.budget.seconds_left <= 0:
+            notes = ("time_limit was up while fitting into memory: the plan is the best one seen until then",)
+        else:
+            notes = (
+                "the work that a search does by default was done while fitting into memory: the plan is the best one "
+                'seen until then. Ask for more with effort="thorough", or give time_limit= (seconds)',
+            )
     return Found(solution, solution.objective, solution.bound, free, memory_is_short=True, notes=notes)

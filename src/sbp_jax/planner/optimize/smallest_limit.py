@@ -6,8 +6,6 @@ The best weights are found by a level method (``bundle.py``). Kelley's planes al
 promised, jump from corner to corner: on GPT-3 they end a third above plans that exist.
 """
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,7 +26,7 @@ _LEVEL = 0.5
 # Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
 _CLOSE = 0.01
 _STALLED = 6
-# Then the smallest of the plans seen are mixed: so many of them, for so many seconds of the processor. What they
+# Then the smallest of the plans seen are mixed: so many of them, for so many seconds of work. What they
 # hold is looked at in so many parts of the step.
 _MIXED = 4
 _MIX_SECONDS = 2.0
@@ -57,24 +55,22 @@ class Smallest:
 
     goal: Goal
     at: Callable[[int], CostGraph]
-    deadline: float = math.inf
     _costless: CostGraph | None = field(default=None)
 
     def holding_least(self, weights: dict[int, float], unit: float, seconds: float = _ROUND_SECONDS) -> Solution | None:
-        """The plan that holds the least at weighted points, in ``unit`` bytes, as far as found in some seconds."""
+        """The plan that holds the least at weighted points, in ``unit`` bytes, as far as found in some seconds of
+        work."""
         self._costless = self._costless or costless(self.goal.problem)
         # Bytes as parts of what a plan holds: small beside what is impossible.
         prices = [(w / unit, self.at(t)) for t, w in weights.items() if w > 0]
-        limit = seconds if self.goal.time_limit is None else min(seconds, self.goal.time_limit)
-        return solve(penalised(self._costless, prices), 1e-3, limit)
+        return solve(penalised(self._costless, prices), 1e-3, self.goal.budget.some(seconds))
 
     def run(self, first: Sequence[tuple[Solution, np.ndarray]], enough: float = 0.0) -> Least:
         """The smallest plan, given some to start from; one of at most ``enough`` bytes will do."""
         seen = list(first)
         unit = max(float(min(m.max(initial=1.0) for _, m in seen)), 1.0)
         bound, centre = 0.0, {}
-        start = time.perf_counter()
-        budget = _SECONDS if self.goal.time_limit is None else min(_SECONDS, self.goal.time_limit)
+        budget = self.goal.budget.some(_SECONDS)
         points: list[int] = []
         gaps: list[float] = []
         for round_number in range(_ROUNDS):
@@ -83,9 +79,7 @@ class Smallest:
             gaps.append(peak - bound)
             if len(gaps) > _STALLED and gaps[-_STALLED - 1] - gaps[-1] < 1e-3 * peak:
                 break
-            if peak <= max(enough, bound * (1 + _CLOSE)) or time.perf_counter() - start > budget:
-                break
-            if time.monotonic() > self.deadline:
+            if peak <= max(enough, bound * (1 + _CLOSE)) or budget.over:
                 break
             self.goal.progress(f"finding the smallest memory limit, round {round_number + 1}")
             points = sorted({*points, *(int(m.argmax()) for _, m in seen[-2:])})
@@ -118,16 +112,15 @@ class Smallest:
         over = np.array_split(np.max([m for _, m in seen[:_MIXED]], axis=0), _PARTS)
         ends = np.cumsum([0, *(len(part) for part in over)])
         at = {*points, *(int(end + part.argmax()) for end, part in zip(ends, over, strict=False) if len(part))}
-        start = time.process_time()
+        budget = self.goal.budget.some(_MIX_SECONDS)
         while (peak := float(best[1].max())) > max(enough, lowest * (1 + _CLOSE)):
             choices = zip(*(s.choice for s, _ in [best, *seen[:_MIXED]]), strict=True)
             kept = [np.unique(c) for c in choices]
             target = enough if enough > lowest else 0.5 * (lowest + peak)
-            left = _MIX_SECONDS - (time.process_time() - start)
-            if left <= 0 or time.monotonic() > self.deadline:
+            if budget.over:
                 break
             limits = [(sliced(self.at(t), kept), target) for t in at]
-            mixed = solve_within(sliced(self.goal.problem, kept), limits, 1.0, left)
+            mixed = solve_within(sliced(self.goal.problem, kept), limits, 1.0, budget)
             if mixed is None:
                 lowest = target
                 if target == enough:

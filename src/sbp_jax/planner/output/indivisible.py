@@ -13,6 +13,7 @@ from ...plan import PlanData
 from ...signature import Broadcast, Signature, Split
 from ...trace import Program
 from ..amounts import bytes_text, seconds_text
+from ..budget import Budget
 from ..memory.infeasible import TooSmall
 from ..request import Request
 
@@ -100,10 +101,10 @@ def compare_with_padding(
     if found.seconds < _WORTH * plan.step_seconds or found.largest_bytes < _SMALL_BYTES:
         return
     told = _told(program, plan, found)
-    limit = request.time_limit
-    if plan.statistics.get("variables", 0) > _MOST_VARIABLES or (
-        limit is not None and plan.planning_seconds > _MOST_TIME * limit
-    ):
+    limit, budget = request.time_limit, request.budget
+    budget.spend(plan.statistics.get("work", 0.0))
+    is_late = limit is not None and plan.planning_seconds > _MOST_TIME * limit
+    if plan.statistics.get("variables", 0) > _MOST_VARIABLES or is_late or budget.part > _MOST_TIME:
         plan.notes.append(
             f"{told}: at most {found.seconds / plan.step_seconds:.0%} of the step could be saved by padding. "
             "AutoParallelConfig(pad=True) plans with it"
@@ -111,9 +112,10 @@ def compare_with_padding(
         return
     request.progress("planning with padding, to compare")
     start = time.perf_counter()
-    left = None if limit is None else limit - plan.planning_seconds
+    if limit is not None:
+        budget = Budget(seconds=max(limit - plan.planning_seconds, 0.0), stops=budget.stops)
     try:
-        padded = make(program, replace(request, uneven=True, time_limit=left, thorough=False))
+        padded = make(program, replace(request, uneven=True, budget=budget, thorough=False))
     except TooSmall:
         return
     finally:

@@ -10,7 +10,6 @@ one that recomputes nothing and splits more. Between two mixes, one of which doe
 used for as many of the first layers as it takes.
 """
 
-import time
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -24,7 +23,7 @@ from .min_cut import Ladder, Sizes, Turn, find_turn
 
 # A plan that holds more than this part of the limit may have been made more expensive by it.
 _NEARLY = 0.8
-# The first mix's part of the time there is, where it is not the user's; what is left of it is the others'.
+# The first mix's part of the budget, where it is not the user's; what is left of it is the others'.
 _FIRST = 0.75
 # Mixes tried between two.
 _PARTS = 12
@@ -41,12 +40,12 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
         return make_plan(program, request, name)
     choice = _Choice(program, request, name, limit)
     first = request
-    if request.time_limit is not None and not request.thorough:
-        first = replace(request, time_limit=_FIRST * request.time_limit)
+    if not request.thorough:
+        first = replace(request, budget=request.budget.share(_FIRST))
     held = None if request.remat else choice.attempt(program, first)
-    if held is not None and (held.memory_per_device < _NEARLY * limit or choice.time_is_up):
+    if held is not None and (held.memory_per_device < _NEARLY * limit or choice.is_over):
         return held
-    if choice.time_is_up and request.limit_is_firm:
+    if choice.is_over and request.limit_is_firm:
         raise choice.refusal
     free = held or make_plan(program, replace(request, memory_limit_bytes=None), name)
     if held is None and free.memory_per_device <= limit:
@@ -62,12 +61,11 @@ class _Choice:
         self.tried: list[PlanData] = []
         self.refusals: list[TooSmall] = []
         self.cut = False
-        """Whether there was no time for a mix."""
-        self.start = time.monotonic()
+        """Whether nothing was left for a mix."""
 
     @property
-    def time_is_up(self) -> bool:
-        return self.request.time_limit is not None and time.monotonic() - self.start > self.request.time_limit
+    def is_over(self) -> bool:
+        return self.request.budget.over
 
     @property
     def refusal(self) -> TooSmall:
@@ -122,8 +120,8 @@ class _Choice:
 
     def mix(self, turn: Turn, nodes: Collection[int], at_least: float = 0.0) -> None:
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already."""
-        # Nothing found yet: better late than not at all, but for a user who set the time.
-        if self.time_is_up and (self.tried or self.request.thorough):
+        # Nothing found yet: better late than not at all, but for a user who set the limit.
+        if self.is_over and (self.tried or self.request.thorough):
             self.cut = True
             return
         if self.tried and at_least >= min(p.objective for p in self.tried):
@@ -134,10 +132,10 @@ class _Choice:
         if len(program.nodes) == len(self.program.nodes):
             return
         pins = {k: self.request.pins[o] for k, o in enumerate(origin) if o in self.request.pins}
-        left = self.request.time_limit
-        if left is not None and not self.request.thorough:
-            left = max(left - (time.monotonic() - self.start), (1 - _FIRST) * left)
-        plan = self.attempt(program, replace(self.request, pins=pins, time_limit=left))
+        left = self.request.budget
+        if not self.request.thorough:
+            left = left.at_least(1 - _FIRST)
+        plan = self.attempt(program, replace(self.request, pins=pins, budget=left))
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))

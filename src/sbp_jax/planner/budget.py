@@ -1,0 +1,94 @@
+"""What a search may spend: work, which is the same on every machine, and seconds only where the user gives a limit.
+
+Work counts what is looked at: an entry of a matrix is 1. What a search finds so hangs on the problem alone, not on what
+else a machine does. The clock is read where the user set a limit for it, and nowhere else.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# About what one core does in a second. Limits are written as seconds of work: what they take on a clock differs.
+WORK_A_SECOND = 1.5e8
+# Below this part of its cost a plan is as good as the best one.
+EQUAL = 1e-9
+
+
+@dataclass(slots=True)
+class Budget:
+    """``work`` as counted by ``spend``; ``seconds`` of ``clock``, infinite unless the user sets a limit.
+
+    Attributes:
+        stops: ``(work, gap)``: from so much work on a proven gap of so much is small enough. In the order of work.
+        parent: of a part of a budget: what is spent is spent there, too.
+    """
+
+    work: float = math.inf
+    seconds: float = math.inf
+    clock: Callable[[], float] = time.monotonic
+    spent: float = 0.0
+    began: float = field(default=0.0)
+    stops: tuple[tuple[float, float], ...] = ()
+    parent: "Budget | None" = None
+
+    def __post_init__(self) -> None:
+        if self.seconds < math.inf:
+            self.began = self.clock()
+
+    def spend(self, work: float) -> None:
+        """Count some work."""
+        self.spent += work
+        if self.parent is not None:
+            self.parent.spend(work)
+
+    def some(self, seconds: float = math.inf, part: float = 1.0) -> "Budget":
+        """For a step of a search: at most work worth so many seconds, at most ``part`` of the work and clock left."""
+        work = min(seconds * WORK_A_SECOND, part * self.work_left)
+        return Budget(work, part * self.seconds_left, self.clock, parent=self)
+
+    def share(self, part: float) -> "Budget":
+        """For a search of its own, which stops as this one does: ``part`` of the work and clock left."""
+        return Budget(part * self.work_left, part * self.seconds_left, self.clock, stops=self.stops, parent=self)
+
+    def at_least(self, part: float) -> "Budget":
+        """For a search of its own: what is left, or ``part`` of all the work there was; the clock goes on."""
+        return Budget(
+            max(self.work_left, part * self.work), self.seconds_left, self.clock, stops=self.stops, parent=self
+        )
+
+    def again(self) -> "Budget":
+        """For another search: as much work as there was at first; the clock goes on."""
+        return Budget(self.work, self.seconds_left, self.clock, stops=self.stops, parent=self)
+
+    @property
+    def work_left(self) -> float:
+        """By work alone."""
+        return max(0.0, self.work - self.spent)
+
+    @property
+    def seconds_left(self) -> float:
+        """By the clock; infinite without a limit, and the clock is not read then."""
+        return math.inf if self.seconds == math.inf else self.seconds - (self.clock() - self.began)
+
+    @property
+    def part(self) -> float:
+        """Which part of the budget is spent: 1 or more when it is over."""
+        part = self.spent / self.work if self.work > 0 else 1.0
+        if self.seconds < math.inf:
+            part = max(part, 1.0 - self.seconds_left / self.seconds) if self.seconds > 0 else 1.0
+        return part
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left."""
+        return self.spent >= self.work or self.seconds_left <= 0
+
+    @property
+    def small_gap(self) -> float:
+        """The proven relative gap for which more work is not worth while, as of now."""
+        return max((gap for work, gap in self.stops if self.spent >= work), default=0.0)
+
+    def closes(self, cost: float, bound: float, gap: float) -> bool:
+        """Whether a plan of this cost is good enough: by ``gap``, or by what more work is worth."""
+        return cost - bound <= max(gap, self.small_gap, EQUAL) * abs(cost)
