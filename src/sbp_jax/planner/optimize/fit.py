@@ -300,10 +300,7 @@ class Fitting:
         if self.goal.problem.pairs > _MOST_PAIRS and not self.goal.thorough and self._is_fine:
             return
         exactly, whole = self._is_small or self.goal.thorough, self.goal.budget
-        unhurried = self._is_small and self.goal.patience >= 1
-        budget = whole.some(
-            math.inf if unhurried else self._seconds(_EXACT_SECONDS), part=1.0 if self.goal.thorough else _IN_ALL
-        )
+        budget = whole.some(self._seconds(_EXACT_SECONDS), part=1.0 if self.goal.thorough else _IN_ALL)
         gap = self.goal.gap if exactly else max(self.goal.gap, _ROUND_GAP)
         priced = self._with_prices(self.prices)
         floor, spare = spares(priced, budget.some(part=0.5))
