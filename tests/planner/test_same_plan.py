@@ -107,7 +107,9 @@ def test_more_effort_proves_more() -> None:
     args = jax.eval_shape(case.init), case.batch(0)
     where = sbp.placement.abstract((2, 4), axis_names=("dp", "tp"), cluster="a100-80")
     quick, default, thorough = (
-        sbp.plan(case.step, *args, placement=where, donate_argnums=0, config=sbp.AutoParallelConfig(effort=e))
+        sbp.plan(
+            case.step, *args, placement=where, donate_argnums=0, config=sbp.AutoParallelConfig(effort=e, overlap=False)
+        )
         for e in EFFORTS
     )
     assert quick.statistics["work"] <= default.statistics["work"] <= thorough.statistics["work"]

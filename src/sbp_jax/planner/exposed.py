@@ -90,6 +90,7 @@ def shorter(
     covers = _Covers(program, request.cluster.op_seconds_floor)
     seen: list[_Seen] = []
     passes: list[_Pass] = []
+    pass_gap = 0.0 if task.thorough else _PASS_GAP
 
     def look(found: Found) -> _Seen:
         plan = build(found.solution.choice)
@@ -111,7 +112,7 @@ def shorter(
         problem = price(Slack(covers.of(plan), share))
         request.progress("pricing what boxing sticks out")
         try:
-            again = replace(task, problem=problem, gap=max(task.gap, _PASS_GAP), budget=task.budget.again())
+            again = replace(task, problem=problem, gap=max(task.gap, pass_gap), budget=task.budget.again())
             decided = decide(again, firm)
         except TooSmall:  # at these prices the search saw no plan that fits
             break
@@ -187,7 +188,7 @@ def _experts(task: Task, request: Request) -> list[Found]:
     plans = []
     for name in _EXPERTS:
         try:
-            gap = max(task.gap, _EXPERT_GAPS.get(name, 0.0))
+            gap = max(task.gap, 0.0 if task.thorough else _EXPERT_GAPS.get(name, 0.0))
             found = lookup(name)(replace(task, gap=gap, below=IMPOSSIBLE, budget=task.budget.again()))
         except TooSmall:
             continue
