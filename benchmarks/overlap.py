@@ -23,24 +23,19 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
+import solvers
+
 import sbp_jax as sbp
 import zoo
 
-MODELS: dict[str, Callable[[], Any]] = {
-    "mlp": lambda: zoo.build("mlp", hidden=1024, features=1024, batch=4096, dropout=0.0),
-    "lstm": lambda: zoo.build("lstm"),
-    "resnet": lambda: zoo.build("resnet", batch=256),
+MODELS: dict[str, Callable[[], Any]] = solvers.MODELS | {
     "wide_resnet": lambda: zoo.build("wide_resnet"),
     "vit": lambda: zoo.build("vit"),
     "moe": lambda: zoo.build("moe"),
     "dlrm": lambda: zoo.build("dlrm"),
-    "gpt": lambda: zoo.build("gpt", batch=64, hidden=256, seq=128, dropout=0.0),
-    "gpt accumulating": lambda: zoo.build("gpt", batch=16, hidden=256, grad_accumulation=4, dropout=0.0),
-    "gpt_nnx": lambda: zoo.build("gpt_nnx", batch=64, dropout=0.0),
     "gpt small": lambda: zoo.build("gpt", "small", batch=64),
 }
 AT_SCALE = {"llama3-8b-scan": "8x8", "gpt3-scan": "128x8"}
-EXPERTS = ("data_parallel", "megatron", "zero2", "zero3")
 # Two plans of the same seconds may be written in another order.
 _SAME = 1e-3
 
@@ -72,13 +67,7 @@ def main() -> int:
 
 def row(model: str, mesh: str, cluster: str) -> tuple[bool, bool]:
     """Print a row: whether the default plan's step is longer than another's, whether it is shorter than the sum's."""
-    if model in AT_SCALE:
-        import planning_time
-
-        name, size, overrides, _ = planning_time.MODELS[model]
-        case = zoo.build(name, size, **overrides)
-    else:
-        case = MODELS[model]()
+    case = solvers.at_scale(model) if model in AT_SCALE else MODELS[model]()
     inputs = case.abstract_state(), case.batch(0)
     shape = tuple(map(int, mesh.split("x")))
     where = sbp.placement.abstract(shape, axis_names=("dp", "tp", "pp")[: len(shape)], cluster=cluster)
@@ -93,7 +82,7 @@ def row(model: str, mesh: str, cluster: str) -> tuple[bool, bool]:
     plain, plain_step, plain_took = plan(overlap=False)
     found, step, took = plan()
     experts = {}
-    for solver in EXPERTS:
+    for solver in solvers.EXPERTS:
         try:
             experts[solver] = plan(solver=solver)[1]
         except sbp.PlanError:  # does not fit, or its roles are not known

@@ -85,6 +85,7 @@ def test_arguments_by_name_and_a_planned_function() -> None:
     ("pins", "message"),
     [
         ({"head/kernl": "B, S(1)"}, r"pins: no variable matches 'head/kernl' \(did you mean .*head/kernel"),
+        ({"params/head/kernl": "B, S(1)"}, r"pins: no variable matches .* \(did you mean params/head/kernel"),
         (
             {"head/kernel": "S(0)"},
             r"pins\['head/kernel'\] for params/head/kernel: signature .* has 1 comp",

@@ -15,7 +15,7 @@ from sbp_jax.planner.costs.cost_graph import CostGraph
 from sbp_jax.planner.memory.infeasible import OutOfTime
 from sbp_jax.planner.methods import Task, dp, ilp, lookup
 from sbp_jax.planner.optimize import program as solve_module
-from sbp_jax.planner.optimize.bounds import Closing
+from sbp_jax.planner.optimize.closing import Closing
 from sbp_jax.planner.optimize.presolve import Reduction, unreduced
 from sbp_jax.planner.optimize.program import improve
 from sbp_jax.planner.optimize.sweep import sweep

@@ -150,9 +150,11 @@ def _hits(key: Any, known: Mapping[int, Sequence[str]], words: str) -> list[int]
 
 def _nothing_matched(keys: Sequence[str], known: Sequence[tuple[str, ...]], words: str) -> str:
     shortest = [names[-1] for names in known]
+    spelled = {name for names in known for name in names}
     told = []
     for key in keys:
-        near = difflib.get_close_matches(key, shortest, _MOST_NAMED, 0.5)
+        # In the key's own way of writing: with the argument's name, or with what may be left out.
+        near = difflib.get_close_matches(key, sorted(spelled), _MOST_NAMED, 0.5)
         told.append(f"{key!r}" + (f" (did you mean {', '.join(near)}?)" if near else ""))
     some = ", ".join(shortest[:_MOST_NAMED]) + (f" and {len(shortest) - _MOST_NAMED} more" * (len(shortest) > 5))
     return (

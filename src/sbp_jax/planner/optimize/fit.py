@@ -22,6 +22,7 @@ from .bounds import spares
 from .bundle import largest, nearest
 from .goal import Goal
 from .program import Solution, solve, solve_within
+from .regions import FIRST, MOST, improve_regions, settled
 from .smallest_limit import Least, Smallest, too_small
 
 _ROUNDS = 40
@@ -58,6 +59,11 @@ _BEST_FEW = 20_000
 # What is not thorough takes at most this part of what is left: others may be waiting.
 _IN_ALL = 0.7
 _EXACT_SECONDS = 8.0
+# Regions: seconds, the part of what is left, prices as parts of those that gave the bound.
+_REGIONS_SECONDS = 4.0
+_REGIONS_PART = 0.5
+_SCALES = (1.0, 0.5, 2.0, 0.25)
+_OFFER_WORK = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,8 @@ class Fitting:
             if found.peak <= self.limit:
                 self._offer(found.solution.choice)
                 self._combine()
+        if self.best is not None and self.prices and not self._closed(self.goal.gap):
+            self._by_regions(self.best)
         if not self._closed(self.goal.gap):
             self._exactly()
         if self.best is None:
@@ -291,6 +299,36 @@ class Fitting:
         if self.best is None or not all(c in k for c, k in zip(self.best.choice, kept, strict=True)):
             return None
         return [int(np.searchsorted(k, c)) for c, k in zip(self.best.choice, kept, strict=True)]
+
+    def _by_regions(self, best: _Seen) -> None:
+        """Cheaper plans that fit by regions (``regions.py``), each the best for bytes at their prices, or at parts of
+        these."""
+        budget, gained = self.goal.budget.some(self._seconds(_REGIONS_SECONDS), part=_REGIONS_PART), True
+        while gained:
+            gained = False
+            for scale in _SCALES:
+                if budget.over or self._closed(self.goal.gap):
+                    return
+                self.goal.progress("fitting into memory by regions")
+                r = settled(self._with_prices({t: scale * p for t, p in self.prices.items()}), budget)
+                if r is None:
+                    return
+                before, known = self.best, r.nearest(best.choice)
+                for size in (FIRST, MOST):
+                    known, _ = improve_regions(
+                        r, known, size, 0.0, set(), budget, lambda c, r=r: self._takes(r.expand(c))
+                    )
+                best, gained = self.best or best, gained or self.best is not before
+
+    def _takes(self, choice: Sequence[int]) -> bool:
+        """Offer a plan if it fits and is the best."""
+        self.goal.budget.spend(_OFFER_WORK * len(choice))
+        if self.goal.problem.evaluate(choice) >= self._aim:
+            return False
+        if self.goal.footprint.over_time(choice).max(initial=0.0) > self.limit:
+            return False
+        self._offer(choice)
+        return True
 
     def _exactly(self) -> None:
         """What prices leave open, closed where few choices are left, or among the best few.

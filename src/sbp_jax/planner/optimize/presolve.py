@@ -10,7 +10,7 @@ What is left, the kernel, goes to the 0-1 solver; ``Reduction.expand`` answers f
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,14 +56,46 @@ class Reduction:
             dict(self.nodes), dict(self.edges), list(self.kept), self.constant, list(self.log), around, self.place
         )
 
-    def expand(self, kernel_choice: dict[int, int]) -> list[int]:
+    def expand(self, kernel_choice: Mapping[int, int]) -> list[int]:
         """The choice of every node of the original problem, from the kernel's (in surviving choices)."""
+        choice = self.expanded(kernel_choice)
+        return [choice[n] for n in range(len(self.kept))]
+
+    def expanded(self, kernel_choice: Mapping[int, int]) -> dict[int, int]:
+        """The choice of every node that the log knows, from the kernel's."""
         choice = {n: int(self.kept[n][k]) for n, k in kernel_choice.items()}
         for step in reversed(self.log):
             own, *others = step.kept
             at = tuple(int(np.searchsorted(kept, choice[n])) for n, kept in zip(step.neighbours, others, strict=True))
             choice[step.node] = int(own[step.best[at]])
-        return [choice[n] for n in range(len(self.kept))]
+        return choice
+
+    def value(self, choice: Mapping[int, int]) -> float:
+        """What a choice of the kernel costs, the constant included."""
+        total = self.constant + sum(float(c[choice[n]]) for n, c in self.nodes.items())
+        return total + sum(float(m[choice[a], choice[b]]) for (a, b), m in self.edges.items())
+
+    def nearest(self, choice: Sequence[int]) -> dict[int, int]:
+        """A plan of the original problem as a choice of the kernel; a node's cheapest where what it has was struck."""
+        found = {}
+        for n in self.nodes:
+            at = int(np.searchsorted(self.kept[n], choice[n]))
+            has = at < len(self.kept[n]) and self.kept[n][at] == choice[n]
+            found[n] = at if has else int(self.nodes[n].argmin())
+        return found
+
+    def freed(self, free: Collection[int], choice: Mapping[int, int]) -> "Reduction":
+        """The problem of the ``free`` nodes, the others keeping their choice."""
+        nodes, edges = {n: self.nodes[n].copy() for n in sorted(free)}, {}
+        for n in nodes:
+            for a in self.around[n]:
+                if a not in nodes:
+                    nodes[n] += self.matrix(n, a)[:, choice[a]]
+                elif n < a:
+                    edges[n, a] = self.edges[n, a]
+        kept = [np.arange(len(nodes[n])) if n in nodes else np.zeros(0, np.int64) for n in range(len(self.kept))]
+        around = {n: self.around[n] & nodes.keys() for n in nodes}
+        return Reduction(nodes, edges, kept, around=around, place=self.place)
 
     def shrink(self, budget: Budget, changed: Iterable[int] | None = None) -> None:
         """Eliminate and strike until nothing more goes or the budget is over, beginning at nodes that have ``changed``

@@ -19,7 +19,8 @@ from ..budget import Budget
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from . import highs
 from .arrays import equal_rows
-from .bounds import Closing, consistent
+from .bounds import consistent
+from .closing import Closing
 from .presolve import Reduction, reduce
 
 _ROUNDINGS = 20
@@ -87,12 +88,6 @@ def solve(
         return None
     choice, objective = tuple(closing.choice), closing.objective
     return Solution(choice, objective, min(objective, closing.bound), size, variables, timed_out, tuple(closing.seen))
-
-
-def _value(r: Reduction, choice: dict[int, int]) -> float:
-    """What a kernel's choice costs, without its constant."""
-    total = sum(float(c[choice[n]]) for n, c in r.nodes.items())
-    return total + sum(float(m[choice[a], choice[b]]) for (a, b), m in r.edges.items())
 
 
 def solve_within(
@@ -235,7 +230,7 @@ class _Program:
             return self._read(x), relaxed
         start = self._round(x, _ROUNDINGS if branch else _FEW_ROUNDINGS)
         # The gap is a part of all seconds.
-        cost = _value(self.r, start) + self.r.constant
+        cost = self.r.value(start)
         if not branch or budget.closes(cost, relaxed + self.r.constant, gap):
             return start, relaxed
         best, bound = self._branch(solver, start, scale, gap, budget)
@@ -297,7 +292,7 @@ class _Program:
         found = self._run_with_binaries(solver, scale, gap, budget)
         if found is None or found[0] is None:
             return start, -math.inf if found is None else found[1]
-        return min(found[0], start, key=lambda c: _value(self.r, c)), found[1]
+        return min(found[0], start, key=self.r.value), found[1]
 
     def _start(self, solver: Any, choice: dict[int, int]) -> None:
         columns = np.array([self.offsets[n] + k for n, k in choice.items()], dtype=np.int32)
@@ -324,7 +319,7 @@ class _Program:
             for n, o in self.offsets.items():
                 p = np.clip(x[o : o + len(self.r.nodes[n])], 0, None)
                 draw[n] = int(random.choice(len(p), p=p / p.sum()))
-            best = min(best, improve(self.r, draw), key=lambda c: _value(self.r, c))
+            best = min(best, improve(self.r, draw), key=self.r.value)
         return best
 
 

@@ -4,27 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
+from small_graphs import cheapest, problem
 
-from sbp_jax.planner.costs.cost_graph import IMPOSSIBLE, CostGraph
-from sbp_jax.planner.optimize.bounds import _Messages
+from sbp_jax.planner.costs.cost_graph import IMPOSSIBLE
+from sbp_jax.planner.optimize.bounds import ReductionMessages
 from sbp_jax.planner.optimize.presolve import _may_beat, reduce, unreduced
 from sbp_jax.planner.optimize.program import solve
-
-
-def problem(seed: int, n: int = 7, dense: float = 0.5, forbid: float = 0.0) -> CostGraph:
-    random = np.random.default_rng(seed)
-    sizes = random.integers(1, 5, size=n)
-    nodes = [random.integers(0, 20, size=k).astype(float) for k in sizes]
-    edges = {}
-    for a, b in itertools.combinations(range(n), 2):
-        if random.random() < dense:
-            m = random.integers(0, 20, size=(sizes[a], sizes[b])).astype(float)
-            edges[a, b] = np.where(random.random(m.shape) < forbid, IMPOSSIBLE, m)
-    return CostGraph(nodes, edges)
-
-
-def cheapest(p: CostGraph) -> float:
-    return min(p.evaluate(choice) for choice in itertools.product(*(range(len(c)) for c in p.nodes)))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -80,7 +65,7 @@ def test_the_cheap_comparison_leaves_out_only_choices_that_are_not_beaten(seed: 
 @pytest.mark.parametrize("seed", range(20))
 def test_sweeps_raise_a_bound_that_holds(seed: int) -> None:
     p = problem(seed)
-    messages, best = _Messages(unreduced(p)), cheapest(p)
+    messages, best = ReductionMessages(unreduced(p)), cheapest(p)
     bounds = [messages.sweep(forwards=k % 2 == 0) for k in range(12)]
     separate = sum(float(c.min()) for c in [*p.nodes, *p.edges.values()])
     assert all(before <= after + 1e-9 for before, after in itertools.pairwise(bounds))
@@ -91,5 +76,5 @@ def test_one_sweep_proves_the_optimum_of_a_chain() -> None:
     p = problem(3, n=6, dense=0.0)
     random = np.random.default_rng(0)
     p.edges = {(k, k + 1): random.random((len(p.nodes[k]), len(p.nodes[k + 1]))) * 30 for k in range(5)}
-    messages = _Messages(unreduced(p))
+    messages = ReductionMessages(unreduced(p))
     assert messages.sweep(forwards=True) == pytest.approx(cheapest(p))
