@@ -36,7 +36,7 @@ _ENOUGH = 0.5
 _SLOW = 0.7
 _FEW_IF_SLOW = 2.5
 # A guess is this far from the bound to the best plan: the first that leaves so few pairs of choices.
-_GUESSES = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.015, 0.008, 0.004)
+_GUESSES = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.015, 0.008, 0.004, 0.002, 0.001, 0.0005, 0.0)
 _FEW_GUESSED = 40_000
 _GUESS_SECONDS = 3.0
 # Steps beside rounds get so many times the work of all rounds.
