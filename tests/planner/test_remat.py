@@ -74,6 +74,18 @@ def test_arguments_may_be_read_anew_where_memory_is_short(monkeypatch: pytest.Mo
     assert any("arguments are read anew" in note for note in tight.notes)
 
 
+def test_mixes_are_tried_until_one_fits() -> None:
+    """The first that should fit, by what the free plan holds, do not; one that makes more again does."""
+    case = gpt.build("tiny", batch=64, dropout=0.0)
+    inputs = case.abstract_state(), case.batch(0)
+    place = sbp.placement.abstract((2, 4), axis_names=("dp", "tp"), cluster="cpu")
+    free = sbp.plan(case.step, *inputs, placement=place, donate_argnums=0)
+    config = sbp.AutoParallelConfig(memory_limit=0.5 * free.memory_per_device, remat="auto")
+    tight = sbp.plan(case.step, *inputs, placement=place, donate_argnums=0, config=config)
+    assert tight.recomputed is not None and tight.recomputed.nodes
+    assert tight.memory_per_device <= 0.5 * free.memory_per_device
+
+
 def test_memory_that_suffices_recomputes_nothing() -> None:
     assert planned(80e9, "auto", scan_layers=True).recomputed is None
 

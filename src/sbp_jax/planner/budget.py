@@ -51,11 +51,11 @@ class Budget:
         """For a search of its own, which stops as this one does: ``part`` of the work and clock left."""
         return Budget(part * self.work_left, part * self.seconds_left, self.clock, stops=self.stops, parent=self)
 
-    def at_least(self, part: float) -> "Budget":
-        """For a search of its own: what is left, or ``part`` of all the work there was; the clock goes on."""
-        return Budget(
-            max(self.work_left, part * self.work), self.seconds_left, self.clock, stops=self.stops, parent=self
-        )
+    def at_least(self, part: float, of_left: float = 1.0) -> "Budget":
+        """For a search of its own: ``of_left`` of what is left, or ``part`` of all the work there was if that is more;
+        the clock goes on."""
+        work = max(of_left * self.work_left, part * self.work)
+        return Budget(work, self.seconds_left, self.clock, stops=self.stops, parent=self)
 
     def again(self) -> "Budget":
         """For another search: as much work as there was at first; the clock goes on."""

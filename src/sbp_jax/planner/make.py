@@ -82,7 +82,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         return node_roles(decisions, found, tuple(request.pins), batch)
 
     task = Task(graph, footprint, request.memory_limit_bytes, request.gap, request.budget, request.progress,
-                find_roles=parts, thorough=request.thorough,
+                find_roles=parts, thorough=request.thorough, tell_smallest=request.tell_smallest,
                 clusters_per_class=len(clusters) / max(decisions.n_classes, 1))  # fmt: skip
     hidden, before = None, request.budget.spent
     if request.shorter_than is None:

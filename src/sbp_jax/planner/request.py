@@ -21,7 +21,8 @@ class Request:
     ``narrow_partial``: whether floats may be narrowed while partial. ``budget``: what the search may spend;
     ``thorough``: whether to spend all of it where that proves more. ``forced``: by node, the signature that its result
     (an output's operand) must have, whatever it costs. ``shorter_than``: a plan for the same, which is to be given back
-    unless one is found whose simulated step is shorter. The others as in ``AutoParallelConfig``.
+    unless one is found whose simulated step is shorter. ``tell_smallest``: whether the error of a limit that
+    is too small says the smallest that is not. The others as in ``AutoParallelConfig``.
     """
 
     placement: Placement
@@ -47,4 +48,5 @@ class Request:
     remat: bool = False
     overlap: bool = False
     shorter_than: PlanData | None = None
+    tell_smallest: bool = True
     progress: Callable[[str], None] = lambda _: None

@@ -114,7 +114,8 @@ class Fitting:
             if lowest.bound * free.peak > self.limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
                 if self._is_known:
                     return None
-                raise self._short(smallest.run([(self.free, free.memory), (lowest, least.memory)]))
+                known = [(self.free, free.memory), (lowest, least.memory)]
+                raise self._short(smallest, known, lowest.bound * free.peak)
         find_start = None if self._is_over() else self.goal.find_start
         if find_start is not None and (start := find_start()) is not None:
             self._offer(start)
@@ -135,7 +136,7 @@ class Fitting:
                 return None
             if self.was_stopped:
                 raise self._out_of_time()
-            raise self._short(smallest.run(tried))
+            raise self._short(smallest, tried)
         bound = min(self.bound, self.best.seconds)
         return replace(self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound, timed_out=False)
 
@@ -372,7 +373,12 @@ class Fitting:
         few = bisect.bisect_right(levels, _BEST_FEW, key=pairs)
         return within(float(levels[max(few - 1, 0)]))
 
-    def _short(self, least: Least) -> TooSmall:
+    def _short(self, smallest: Smallest, known: list[tuple[Solution, np.ndarray]], bound: float = 0.0) -> TooSmall:
+        """The error, with the smallest limit that works, or that is known to, if that is enough."""
+        if self.goal.tell_smallest:
+            least = smallest.run(known)
+        else:
+            least = Least(*min(known, key=lambda x: float(x[1].max(initial=0.0))), bound)
         return too_small(self.limit, least, self.goal.footprint)
 
     def _out_of_time(self) -> OutOfTime:

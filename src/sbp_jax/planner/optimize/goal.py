@@ -26,6 +26,7 @@ class Goal:
         thorough: whether to spend all of it where that proves more.
         below: plans of so many seconds or more are of no interest.
         patience: multiplies the work that a search takes to fit into memory, where it is not thorough.
+        tell_smallest: whether to look for the smallest limit that a plan fits into, where none was found that does.
         find_start: gives a plan that fits, or None; asked where the cheapest plan does not fit.
     """
 
@@ -38,4 +39,5 @@ class Goal:
     thorough: bool = False
     below: float = math.inf
     patience: float = 1.0
+    tell_smallest: bool = True
     find_start: FindStart | None = None

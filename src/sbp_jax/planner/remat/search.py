@@ -25,6 +25,8 @@ from .min_cut import Ladder, Sizes, Turn, find_turn
 _NEARLY = 0.8
 # The first mix's part of the budget, where it is not the user's; what is left of it is the others'.
 _FIRST = 0.75
+# Each other mix's part of what is left, if that is more than what the first one leaves.
+_OF_LEFT = 0.5
 # Mixes tried between two.
 _PARTS = 12
 
@@ -39,9 +41,9 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
     if limit is None:
         return make_plan(program, request, name)
     choice = _Choice(program, request, name, limit)
-    first = request
+    first = replace(request, tell_smallest=not request.remat)
     if not request.thorough:
-        first = replace(request, budget=request.budget.share(_FIRST))
+        first = replace(first, budget=request.budget.share(_FIRST))
     held = None if request.remat else choice.attempt(program, first)
     if held is not None and (held.memory_per_device < _NEARLY * limit or choice.is_over):
         return held
@@ -59,7 +61,7 @@ class _Choice:
     def __init__(self, program: Program, request: Request, name: str, limit: float) -> None:
         self.program, self.request, self.name, self.limit = program, request, name, limit
         self.tried: list[PlanData] = []
-        self.refusals: list[TooSmall] = []
+        self.refusals: list[tuple[TooSmall, Program, Request]] = []
         self.cut = False
         """Whether nothing was left for a mix."""
 
@@ -69,13 +71,19 @@ class _Choice:
 
     @property
     def refusal(self) -> TooSmall:
-        """Of the mixes that do not fit, the error of the smallest."""
-        return min(self.refusals, key=lambda e: e.smallest_bytes)
+        """Of the mixes that do not fit, the error of the smallest, with the smallest limit that works."""
+        error, program, request = min(self.refusals, key=lambda x: x[0].smallest_bytes)
+        if not request.tell_smallest:
+            try:
+                make_plan(program, replace(request, tell_smallest=True), self.name)
+            except TooSmall as told:
+                return told
+        return error
 
     def best(self, base: PlanData) -> PlanData:
         """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
         if not self.tried and not self.refusals:
-            self.attempt(self.program, self.request)
+            self.attempt(self.program, replace(self.request, tell_smallest=not self.request.remat))
         asked = self.request
         model = CostModel(asked.cluster, asked.placement.shape, uneven=asked.uneven)
         sizes = Sizes(self.program, base, model)
@@ -108,6 +116,10 @@ class _Choice:
         for k in (enough, enough - 1, enough + 1):
             if 0 <= k < len(rungs):
                 self.mix(turn, rungs[k].nodes, base.objective + rungs[k].seconds)
+        for k in range(enough + 2, len(rungs)):  # what was held was not what saves enough
+            if self.tried:
+                break
+            self.mix(turn, rungs[k].nodes, base.objective + rungs[k].seconds)
         if enough > 0 and fits(rungs[enough].saved_bytes):
             less, more = rungs[enough - 1].nodes, rungs[enough].nodes
             parts = sorted(more - less)
@@ -134,8 +146,8 @@ class _Choice:
         pins = {k: self.request.pins[o] for k, o in enumerate(origin) if o in self.request.pins}
         left = self.request.budget
         if not self.request.thorough:
-            left = left.at_least(1 - _FIRST)
-        plan = self.attempt(program, replace(self.request, pins=pins, budget=left))
+            left = left.at_least(1 - _FIRST, _OF_LEFT)
+        plan = self.attempt(program, replace(self.request, pins=pins, budget=left, tell_smallest=False))
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
@@ -154,7 +166,7 @@ class _Choice:
         try:
             plan = make_plan(program, replace(request, limit_is_firm=True), self.name)
         except TooSmall as error:
-            self.refusals.append(error)
+            self.refusals.append((error, program, request))
             return None
         self.tried.append(plan)
         return plan

@@ -1,0 +1,84 @@
+"""Planning with ``remat="auto"`` where memory is short: objective, gap and seconds, and XLA's memory within the limit.
+
+    python benchmarks/remat.py                                  # four steps on 2x4 at 0.8, 0.5 and 0.35 of their memory
+    python benchmarks/remat.py --only gpt2 --parts 0.5 --mesh 8x1
+
+The limit is a part of what the plan without a limit holds, by its own account. "of free": the objective over that
+plan's; "again": how many nodes run twice; "plan" and "XLA": bytes a device over the limit, XLA's by
+``memory_analysis()`` of the compiled step (of 8 simulated CPU devices, so planned for those).
+Seconds are processor seconds. Goals: a gap of at most 5 %, 20 s, XLA's memory within the limit; "!" marks what misses
+one. Where no plan fits even so, the smallest limit that the error names.
+"""
+
+import argparse
+import re
+import sys
+import time
+import warnings
+from typing import Any
+
+import memory
+
+import sbp_jax as sbp
+from zoo import build
+
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2, 4 layers": ("gpt", "gpt2", {"layers": 4, "dtype": "float32"}),
+    "gpt tiny": ("gpt", "tiny", {"batch": 64, "dropout": 0.0}),
+    "llama tiny": ("llama", "tiny", {}),
+    "resnet tiny": ("resnet", "tiny", {"batch": 256}),
+}
+GAP, SECONDS = 0.05, 20.0
+
+
+def main() -> int:
+    """Print the table; 1 where a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--parts", default="0.8,0.5,0.35")
+    parser.add_argument("--mesh", default="2x4")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", UserWarning)
+    print(f"{'model':<16}{'mesh':<7}{'part':>6}{'limit MiB':>11}{'of free':>9}{'gap':>9}{'s':>8}"
+          f"{'plan':>8}{'XLA':>8}", flush=True)  # fmt: skip
+    missed = 0
+    for name, (family, size, options) in MODELS.items():
+        if args.only in name:
+            missed += rows(name, build(family, size, **options), args.mesh, [float(p) for p in args.parts.split(",")])
+    return int(missed > 0)
+
+
+def rows(name: str, case: Any, mesh: str, parts: list[float]) -> int:
+    """Print a model's rows; how many miss a goal."""
+    inputs = case.abstract_state(), case.batch(0)
+    free = memory.planned(case.step, mesh, donate_argnums=0).plan(*inputs)
+    missed = 0
+    for part in parts:
+        limit = part * free.memory_per_device
+        line = f"{name:<16}{mesh:<7}{part:6.2f}{limit / 2**20:11.1f}"
+        config = sbp.AutoParallelConfig(memory_limit=limit, remat="auto")
+        step = memory.planned(case.step, mesh, donate_argnums=0, config=config)
+        start = time.process_time()
+        try:
+            plan = step.plan(*inputs)
+        except sbp.PlanError as error:
+            took = time.process_time() - start
+            smallest = re.search(r"does is (\d+) bytes", str(error))
+            told = f"{int(smallest[1]) / 2**20:.1f} MiB" if smallest else str(error)[:60]
+            print(f"{line}  nothing fits; the smallest limit: {told} ({took:.1f}s)", flush=True)
+            missed += took > SECONDS
+            continue
+        took = time.process_time() - start
+        xla = memory.needed(step.lower(*inputs).compile()) / limit
+        told = re.search(r"(\d+) nodes are run again", " ".join(plan.notes))
+        again = int(told[1]) if told else 0
+        marks = [plan.optimality_gap > GAP, took > SECONDS, xla > 1.0]
+        missed += any(marks)
+        print(f"{line}{plan.objective / free.objective:9.3f}{plan.optimality_gap:8.2%}{'!' * marks[0]:<1}"
+              f"{took:7.1f}{'!' * marks[1]:<1}{again:8}{plan.memory_per_device / limit:8.3f}"
+              f"{xla:7.3f}{'!' * marks[2]}", flush=True)  # fmt: skip
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
