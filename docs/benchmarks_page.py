@@ -23,6 +23,7 @@ SUBJECTS = {
     "fidelity": "The compiled program against the plan",
     "lowerings": "One plan in three programs: explicit, as constraints, shardings alone",
     "memory": "Memory, against XLA's own figures",
+    "remat": "Planning with less memory than a step needs: what is computed again",
     "megatron": "The simulator, against published runs",
     "calibration": "A calibrated cluster",
     "planning_and_calls": "Planning small models; the cost of a call",
