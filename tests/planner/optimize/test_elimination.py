@@ -7,6 +7,7 @@ from small_graphs import problem
 
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import IMPOSSIBLE, CostGraph
+from sbp_jax.planner.optimize import closing as closing_in
 from sbp_jax.planner.optimize import elimination
 from sbp_jax.planner.optimize.bounds import ReductionMessages, consistent
 from sbp_jax.planner.optimize.closing import Closing
@@ -138,6 +139,23 @@ def test_closing_in_from_both_sides(seed: int) -> None:
     closing.run(r, -1)
     assert closing.objective == pytest.approx(best)
     assert max(floor, 0.9 * best) <= closing.bound <= best + 1e-9
+
+
+def test_it_ends_without_a_budget_and_without_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_many(*_: object) -> None:
+        raise TooMany
+
+    monkeypatch.setattr(closing_in, "cheapest", too_many)
+    monkeypatch.setattr(closing_in, "_LARGE", 0)
+    monkeypatch.setattr(closing_in, "_MOST_ROUNDS", 15)
+    random = np.random.default_rng(0)
+    edges = {(a, b): random.random((6, 6)) for a in range(14) for b in range(a + 1, 14)}
+    p = CostGraph([np.zeros(6) for _ in range(14)], edges)
+    r = unreduced(p)
+    closing = Closing(p.evaluate, improve, lambda *_: (None, -np.inf), 0.0, Budget())
+    closing.offer(r.expand({n: 0 for n in r.nodes}))
+    closing.run(r, -1)
+    assert 0 < closing.bound < closing.objective
 
 
 def test_the_same_whatever_the_order_of_edges() -> None:

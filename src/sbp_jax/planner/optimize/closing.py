@@ -6,7 +6,8 @@ moves them node by node, there and back, so that the bound only grows. With a pl
 provably costs more than U goes (reduced-cost fixing); after a few sweeps each time, so that the next ones have less to
 do. Most often the bound is nearly tight long before the best plan is read off: so a guess below U takes its place on a
 copy, which then is small enough to be solved exactly. Either its plan is the best of all, or none is so cheap, the
-guess is a bound, and its plan most likely a good one.
+guess is a bound, and its plan most likely a good one. Plans are improved region by region (``regions.py``), and where
+few assignments are left within the gap, elimination ends the search (``elimination.py``).
 """
 
 import itertools
@@ -25,6 +26,8 @@ from .regions import FIRST, MOST, improve_regions
 
 _SWEEPS = 5
 _ROUNDS = 40
+# With many pairs of choices, if the budget has no end.
+_MOST_ROUNDS = 200
 # A round is worth another where it leaves at most this part of the gap, or of the pairs.
 _WORTH = 0.99
 _IDLE = 3
@@ -121,7 +124,7 @@ class Closing:
             gap, left = self.objective - self.bound, pairs(r)
             idle = 0 if gap <= _WORTH * last_gap or left <= _WORTH * last_pairs else idle + 1
             is_enough = self.exact is None or left <= _LARGE or self.budget.part >= _ENOUGH
-            if is_enough and (idle >= _IDLE or k >= _ROUNDS):
+            if k >= _MOST_ROUNDS or (is_enough and (idle >= _IDLE or k >= _ROUNDS)):
                 return
             if left <= _FEW_IF_SLOW * few_pairs and left > _SLOW * before:
                 return
