@@ -54,7 +54,7 @@ SLOW_GSPMD: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("mesh", [(2, 4), (8, 1)], ids=str)
+@pytest.mark.parametrize("mesh", [(2, 4), pytest.param((8, 1), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("variant", [*GSPMD, *(pytest.param(v, marks=pytest.mark.slow) for v in SLOW_GSPMD)])
 def test_two_steps_equal_one_device_as_sharding_constraints(variant: str, mesh: tuple[int, int]) -> None:
     name, overrides = (GSPMD | SLOW_GSPMD)[variant]

@@ -36,7 +36,8 @@ def decided(name: str) -> dict[str, Any]:
     where = sbp.placement.abstract((2, 4), axis_names=("dp", "tp"), cluster="a100-80")
 
     def plan(limit: float | None) -> sbp.Plan:
-        config = sbp.AutoParallelConfig(memory_limit=limit, overlap=name in ("lstm", "gpt"))
+        effort = "default" if limit is None else "quick"  # under a limit a default search takes half a minute
+        config = sbp.AutoParallelConfig(memory_limit=limit, overlap=name in ("lstm", "gpt"), effort=effort)
         args = jax.eval_shape(case.init), case.batch(0)
         return sbp.plan(case.step, *args, placement=where, donate_argnums=0, config=config)
 
