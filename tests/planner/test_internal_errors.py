@@ -179,3 +179,18 @@ def test_nothing_found_in_time_is_not_that_nothing_fits(monkeypatch: pytest.Monk
     monkeypatch.setattr(ilp, "search", none(TooSmall("nothing fits", 1.0)))
     with pytest.raises(TooSmall, match="nothing fits"):
         plan(memory_limit=1e12)
+
+
+def test_what_takes_longer_than_the_planner_counts_is_said_to() -> None:
+    """A model of a cluster, planned for a laptop's devices: no fault of this library, and no conflict of pins."""
+
+    def huge(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=10_000)[0]
+
+    where = sbp.placement.abstract((2, 4), axis_names=("dp", "tp"), cluster="cpu")
+    args = f32(1_000_000, 50_000), f32(50_000, 50_000)
+    with pytest.raises(sbp.PlanError, match=r"would take .* s a step on cluster 'cpu'.*cluster='h100'") as caught:
+        sbp.plan(huge, *args, placement=where, config=sbp.AutoParallelConfig(memory_limit=1e18))
+    assert not isinstance(caught.value, InternalError)
+    config = sbp.AutoParallelConfig(memory_limit=1e18, cluster="h100")
+    assert sbp.plan(huge, *args, placement=where, config=config).objective > 1000

@@ -11,7 +11,7 @@ from ..signature import Signature, broadcast
 from ..trace import Program, without_collecting
 from .budget import Budget
 from .costs.assemble import Decisions, assemble
-from .costs.cost_graph import CostGraph, costless
+from .costs.cost_graph import IMPOSSIBLE, CostGraph, costless
 from .costs.op_cost import CostModel
 from .costs.slack import Slack
 from .decide import decide
@@ -95,6 +95,14 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         decided, graph = hidden.decided, hidden.problem
     solved = time.perf_counter()
     if decided is None:
+        longest = max((float(c.min()) for c in graph.nodes), default=0.0)
+        if longest >= IMPOSSIBLE / 2:
+            raise PlanError(
+                f"an op of {name} would take {longest:.3g} s a step on cluster {request.cluster.name!r}, split over "
+                f"{request.placement.size} devices as well as it can be; the planner counts to {IMPOSSIBLE / 2:.0f} s. "
+                "Name the hardware that it is to run on: AutoParallelConfig(cluster='h100') or "
+                "sbp.placement.abstract(..., cluster='h100')"
+            )
         if request.forced:
             asked = ", ".join(f"({s})" for s in request.forced.values())
             raise PlanError(f"no plan has {asked} there: other ops cannot follow it")
