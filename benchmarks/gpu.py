@@ -46,7 +46,7 @@ EXAMPLES: dict[str, list[str]] = {
     "resnet.py": ["--steps=20"],
     "bert_mlm.py": ["--layers=1", "--steps=20", "--batch=16", "--seq=32", "--compare-steps=2"],
     "moe.py": ["--layers=1", "--steps=15", "--compare-steps=1"],
-    "lora.py": ["--layers=1", "--steps=30", "--pretrain-steps=40", "--compare-steps=2", "--planning-seconds=4"],
+    "lora.py": ["--layers=1", "--steps=30", "--pretrain-steps=40", "--compare-steps=2"],
     "dlrm.py": ["--features=4", "--steps=20", "--compare-steps=2"],
     "faces.py": ["--identities=4096", "--steps=15", "--compare-steps=2"],
 }

@@ -77,7 +77,6 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     parser.add_argument("--steps", type=int, default=30, help="of fine-tuning")
     parser.add_argument("--pretrain-steps", type=int, default=60, help="of the base, before")
     parser.add_argument("--memory", type=float, default=0.9, help="limit of the short plan, of what the free one holds")
-    parser.add_argument("--planning-seconds", type=float, default=5.0, help="that the short plan may take")
     parser.add_argument("--compare-steps", type=int, default=5, help="steps repeated on a single device")
     options = parser.parse_args(arguments)
     where = devices(("dp",))
@@ -121,7 +120,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     # With less memory the base is split: gathered where it is used, it is still not changed.
     if where.size > 1:
         limit = options.memory * plan.memory_per_device
-        asked = sbp.AutoParallelConfig(memory_limit=limit, time_limit=options.planning_seconds)
+        asked = sbp.AutoParallelConfig(memory_limit=limit, effort="quick")
         short = sbp.flax.jit(finetune_step, placement=where, config=asked).plan(model, optimizer, shout(0))
         of_model = [leaf for leaf in short.inputs if leaf.path.startswith("0/model/")]
         split = [leaf for leaf in of_model if sbp.broadcast not in leaf.signature]

@@ -114,7 +114,7 @@ def test_experts_stay_and_tokens_travel() -> None:
 
 
 def test_adapters_are_all_that_travels() -> None:
-    small = ["--layers=1", "--steps=30", "--pretrain-steps=40", "--compare-steps=2", "--planning-seconds=4"]
+    small = ["--layers=1", "--steps=30", "--pretrain-steps=40", "--compare-steps=2"]
     result: dict[str, Any] = lora.main(small)
     adapters = 4 * 2 * 2 * 64 * 4  # bytes of float32: two matrices with two adapters each, of 64 x 4
     assert result["adapters"] == adapters
