@@ -204,7 +204,7 @@ def test_equal_to_plain_jax(name: str) -> None:
     # No op is too small to split here, and moving data costs little: as many signatures as possible are tried.
     hardware = sbp.cluster.CPU
     eager = sbp.Cluster("eager to split", hardware.device, (sbp.cluster.Level("fast", None, 1e12, 0.0),))
-    f = sbp.auto_parallel(function, placement=p, config=sbp.AutoParallelConfig(cluster=eager, time_limit=5))
+    f = sbp.auto_parallel(function, placement=p, config=sbp.AutoParallelConfig(cluster=eager))
     for ours, plain in zip(jax.tree.leaves(f(*args)), jax.tree.leaves(jax.jit(function)(*args)), strict=True):
         assert ours.shape == plain.shape and ours.dtype == plain.dtype
         tolerance = 3e-2 if name == "matmul in bfloat16" else 2e-4

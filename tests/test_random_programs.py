@@ -12,8 +12,6 @@ FIRST = int(os.environ.get("SBP_FIRST_PROGRAM", "0"))
 _CLEAR_EVERY = 50
 
 
-# What a plan costs does not matter here.
-@pytest.mark.filterwarnings("ignore:time_limit=.* is too short to search:UserWarning")
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
 def test_equal_to_plain_jax(seed: int) -> None:
     try:
