@@ -71,9 +71,11 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False) -> dict[int, Wait]:
 def _reads(
     graph: Graph, is_kernel: Callable[[Op | Structured], bool]
 ) -> tuple[dict[int, float], dict[int, int], Counter[int]]:  # fmt: skip
-    """By value: the position of the first kernel that it is made for, of the last that reads it, and its readers.
+    """By value: the position of the first large op that it is made for, of the last kernel that reads it, its readers.
 
-    Element-wise ops run in the kernels that need them. What only the graph's results need is needed at the end.
+    Element-wise ops run in the kernels that need them, and reductions may be put off with what they are made for: of
+    two in a row, as a bias broadcast twice has for its gradient, the second alone holds next to nothing. What only the
+    graph's results need is needed at the end.
     """
     need: dict[int, float] = {}
     last: dict[int, int] = {}
@@ -82,8 +84,9 @@ def _reads(
         op = graph.ops[k]
         first, final = k, k
         if not is_kernel(op):
-            first = min([need.get(v.id, math.inf) for v in _results(op)], default=math.inf)
             final = max([last.get(v.id, k) for v in _results(op)], default=k)
+        if not (is_kernel(op) and _is_large(op)):
+            first = min([need.get(v.id, math.inf) for v in _results(op)], default=math.inf)
         for x in op.reads:
             need[x.id] = min(need.get(x.id, math.inf), first)
             last[x.id] = max(last.get(x.id, k), final)

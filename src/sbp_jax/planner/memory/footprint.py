@@ -112,6 +112,7 @@ class _Tables:
 
     def __init__(self, decisions: Decisions, found: Liveness) -> None:
         self.decisions, self.lifetimes, self.scratch, self.zeros = decisions, found.values, found.scratch, found.zeros
+        self.updates = found.updates
         self.clustering, self.groups, self.model = decisions.clustering, decisions.class_of, decisions.model
         self.hub_of = {(hub.source, hub.result): n for n, hub in decisions.hubs.items()}
         self.tables: dict[_Key, _Table | None] = {}
@@ -222,15 +223,11 @@ class _Tables:
             return
         other, position = (hub, -1) if hub is not None else readers[0][:2]
         where = (group, k, other, position)
-        renamed = [r for r in readers if self.clustering.clusters[r[2]].ops[0].name == "sbp.barrier"]
-        if hub is not None and 0 < len(renamed) < len(
-            readers
-        ):  # what reads it by another name boxes that, and shares no copy
-            readers = [r for r in readers if r not in renamed]
+        apart = [r for r in readers if self._is_apart(life, r[2])]
+        if hub is not None and 0 < len(apart) < len(readers):
+            readers = [r for r in readers if r not in apart]
             last = max(self._times(life, index)[1] for _, _, index in readers)
-            for reader, at, index in renamed:
-                for what in ("slice", "smaller", "larger"):
-                    self._add((what, group, k, reader, at), group, reader, last + 1, self._times(life, index)[1], v)
+            kept = self._apart(cluster, k, v, hub, apart, last)
         if life.resident:
             self._add(("own", group, k), group, -1, made, kept, v)
             self._add(("slice", *where), group, other, first, life.wanted, v)  # else the readers' kernels take it
@@ -255,6 +252,37 @@ class _Tables:
                 self._add(("moved", *where), group, other, whole, whole, v)
         if hub is not None:
             self._more(group, k, hub, v, life, readers)
+
+    def _is_apart(self, life: Lifetime, reader: int) -> bool:
+        """Whether a cluster shares no copy of a value with other readers.
+
+        What reads it by another name boxes that. An argument's replacement has its signature, and is made of it as it
+        is: the optimizer does not read what was gathered for the layers.
+        """
+        ops = self.clustering.clusters[reader].ops
+        if ops[0].name == "sbp.barrier":
+            return True
+        return life.resident and all([op.index in self.updates for op in ops if op.index in life.reads])
+
+    def _apart(
+        self, cluster: OpCluster, k: int, v: Value, hub: int, apart: Sequence[tuple[int, int, int]], last: int
+    ) -> int:
+        """What is held for readers that share no copy with the others, who read it last at ``last``.
+
+        The value stays for them, whatever the hub has of it. The last time that it is held for the others.
+        """
+        life, group = self.lifetimes[v.id], self.groups[cluster.index]
+        held = last
+        for reader, at, index in sorted(apart, key=lambda r: (self._times(life, r[2])[1], r)):
+            first, until = self._times(life, index)
+            start = last + 1 if until > last else first
+            for what in ("slice", "smaller", "larger"):
+                self._add((what, group, k, reader, at), group, reader, start, until, v)
+            if not (life.resident or life.named or life.home):
+                self._add(("more", group, k, reader, at, hub), hub, reader, max(life.first, life.whole) + 1, last, v)
+                self._add(("same", group, k, reader, at), group, reader, held + 1, min(until, life.kept), v)
+                held = max(held, until)
+        return life.kept if life.resident else min(life.kept, last)
 
     def _room(self, life: Lifetime) -> float:
         """The bytes of a result's buffer that a value may have."""

@@ -44,10 +44,9 @@ _RENAMES = frozenset("reshape squeeze expand_dims sbp.pin".split())
 _IN_PLACE = frozenset(
     "dynamic_update_slice sort scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split()
 )
+_REDUCTIONS = frozenset("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split())
 # Kernels of their own that compute what they read, where nothing else reads it.
-_COMPUTES = frozenset("""
-    argmax argmin gather reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
-""".split())  # fmt: skip
+_COMPUTES = _REDUCTIONS | frozenset(("argmax", "argmin", "gather"))
 # Each has what it reads made for it in a layout of its own.
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 # Boundaries that hand on what they read.
@@ -94,17 +93,22 @@ class Lifetime:
 
 @dataclass(slots=True)
 class Liveness:
-    """By value id; by node, what it takes while it runs. ``zeros``: pairs of values of two loops, see ``_zeros``."""
+    """By value id; by node, what it takes while it runs. ``zeros``: pairs of values of two loops, see ``_zeros``.
+
+    ``updates``: the nodes that only make the replacements of donated arguments.
+    """
 
     values: dict[int, Lifetime]
     scratch: dict[int, list[Scratch]]
-    zeros: list[tuple[Value, Value]] = field(default_factory=list)
+    zeros: list[tuple[Value, Value]]
+    updates: frozenset[int]
 
 
 def lifetimes(program: Program, factors: Sequence[Factors], free: Collection[int], device: str) -> Liveness:
     """When everything takes memory that a step takes. ``free`` values are made by each reader where it needs them."""
     walk = _Walk(program, factors, free, device)
-    return Liveness(walk.run(), walk.scratch, _zeros(program.graph, walk.maker))
+    updates = frozenset(k for k, yes in enumerate(walk.updates) if yes)
+    return Liveness(walk.run(), walk.scratch, _zeros(program.graph, walk.maker), updates)
 
 
 def _zeros(graph: Graph, maker: Mapping[int, Op]) -> list[tuple[Value, Value]]:
@@ -192,6 +196,7 @@ class _Walk:
         self.repeats = [False] * (self.end + 1)
         self.again = [-1] * (self.end + 1)  # the last kernel that computes it again
         self.claimed: set[int] = set()
+        self.absorbed = self._absorbed() if device == "cpu" else [False] * len(nodes)
         # By op and kernel that computes it: the ops that index it there, and how often it is computed for an element.
         self.indexed: list[dict[int, frozenset[int]]] = [{} for _ in nodes]
         self.often: list[dict[int, int]] = [{} for _ in nodes]
@@ -218,13 +223,27 @@ class _Walk:
                 if len(outputs) > 1 and users and all([user.index in outputs for user, _ in users]):
                     self.fusible[op.index] = False
 
+    def _absorbed(self) -> list[bool]:
+        """By op: whether it is computed in the kernel of a reduction alone.
+
+        XLA for CPUs hands reductions, with what they alone read, to a library: these kernels compute nothing that has
+        other readers too (``ynn_fusion``, jaxlib 0.10).
+        """
+        found = [False] * len(self.program.nodes)
+        for op in reversed(self.program.nodes):
+            users = [u for v in op.outs for u, _ in self.readers.get(v.id, ())]
+            if self.fusible[op.index] and not self.alias[op.index] and len(users) == 1:
+                (user,) = users
+                found[op.index] = found[user.index] or user.name in _REDUCTIONS
+        return found
+
     def _schedule(self) -> list[int]:
         """In program order, but updates in place of donated arguments as soon as they can: they free what they read.
 
         (XLA's list scheduler takes first what frees most.)
         """
         nodes, n = self.program.nodes, self.end + 1
-        updates = [False] * n
+        self.updates = updates = [False] * n
         for k in range(n - 1, -1, -1):
             if self.fusible[k] and k not in self.spans and nodes[k].outs:
                 users = [u.index for v in nodes[k].outs for u, _ in self.readers.get(v.id, ())]
@@ -349,7 +368,8 @@ class _Walk:
             reads[user.index] = t, until
             first = t if t < first else first
             last = until if until > last else last
-            if repeats and (fuses or by_name is not None or user.name in _PRODUCTS):
+            is_read = user.name in _PRODUCTS or (by_name is not None and user.name != "sbp.barrier")
+            if repeats and (fuses or is_read):
                 self.again[at] = max(self.again[at], self.again[user.index] if by_name is not None else until)
             if by_name is not None:
                 home = home or by_name.home
@@ -363,10 +383,19 @@ class _Walk:
         self.repeats[at] = repeats
         if not named and kept == last and kept > start and self._overwritten(v, kept, readers):
             kept = last = kept - 1
+        whole = self._whole(op, k)
+        if repeats and not named and kept > start:
+            # Those that compute it aside, a reduction or a barrier may be the first to want it in memory.
+            needed = [(t, u.index) for (t, _, fuses, name), (u, _) in zip(found, readers, strict=True)
+                      if not fuses or (name is not None and name.kept >= name.made)]  # fmt: skip
+            t, user = min(needed, default=(start, at))
+            if t > start and (self.absorbed[user] or self.program.nodes[user].name == "sbp.barrier"):
+                start = whole = t
+                self.again[at] = max(self.again[at], start)
         first = min(first, self.end)
         fluid = self.fusible[at] and not named
         return Lifetime(
-            v, start, self._whole(op, k), first, last, kept, named, home=home, fluid=fluid, wanted=kept, reads=reads
+            v, start, whole, first, last, kept, named, home=home, fluid=fluid, wanted=kept, reads=reads
         )
 
     def _indexed(self, readers: Sequence[tuple[Op, int]]) -> dict[int, frozenset[int]]:
@@ -417,7 +446,7 @@ class _Walk:
             # Nothing is fused across a barrier.
             return self.earliest[at], self.latest[at], user.name != "sbp.barrier", self.found[user.outs[0].id]
         if self.fusible[at]:
-            return self.earliest[at], self.latest[at], True, None
+            return self.earliest[at], self.latest[at], alone or not self.absorbed[at], None
         when = self.when[at]
         return when, when, alone and user.name in _COMPUTES and not self._is_apart(user), None
 
