@@ -38,6 +38,18 @@ def test_a_gradient_waits_before_the_next_product_and_names_what_it_holds() -> N
     assert early.holds and position > [v.id for op in graph.nodes() for v in op.outs].index(early.value.id)
 
 
+def test_of_two_reductions_in_a_row_the_first_waits_too() -> None:
+    """A bias that is broadcast twice is summed twice; the second alone holds next to nothing."""
+
+    def biased(b, w, x):
+        return jax.grad(lambda b: jnp.sum(jnp.sin(jnp.sin(x @ w + b[None, None, :]) @ w)))(b), x @ w @ w
+
+    graph = traced(biased, f32(64), f32(64, 64), f32(32, 128, 64))
+    shapes = {v.id: op.ins[0].shape for op in graph.nodes() for v in op.outs if op.name == "reduce_sum"}
+    late = [shapes[e.value.id] for wait in waits(graph).values() for e in wait.results if e.value.id in shapes]
+    assert (32, 128, 64) in late
+
+
 def test_what_the_next_product_reads_does_not_wait() -> None:
     assert not waits(traced(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w) @ w, f32(64, 64), f32(64, 64)))
 

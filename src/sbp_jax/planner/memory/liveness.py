@@ -47,6 +47,14 @@ _IN_PLACE = frozenset(
 _REDUCTIONS = frozenset("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split())
 # Kernels of their own that compute what they read, where nothing else reads it.
 _COMPUTES = _REDUCTIONS | frozenset(("argmax", "argmin", "gather"))
+# On CPUs a library does these reductions of floating-point numbers, with these ops of what they read (measured op by
+# op, jaxlib 0.10: ``ynn_fusion``); whatever else other reductions read, and these, lies in memory.
+_FLOATS = frozenset(("float32", "bfloat16"))
+_OF_LIBRARY = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
+_IN_LIBRARY = frozenset("""
+    abs add add_any broadcast_in_dim ceil convert_element_type div erf exp expm1 floor integer_pow iota log log1p
+    logistic max min mul neg pad pow round rsqrt sign sqrt square sub tanh
+""".split())  # fmt: skip
 # Each has what it reads made for it in a layout of its own.
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 # Boundaries that hand on what they read.
@@ -224,17 +232,13 @@ class _Walk:
                     self.fusible[op.index] = False
 
     def _absorbed(self) -> list[bool]:
-        """By op: whether it is computed in the kernel of a reduction alone.
-
-        XLA for CPUs hands reductions, with what they alone read, to a library: these kernels compute nothing that has
-        other readers too (``ynn_fusion``, jaxlib 0.10).
-        """
+        """By op: whether it is computed in the kernel of a reduction, for which alone it is there (on CPUs)."""
         found = [False] * len(self.program.nodes)
         for op in reversed(self.program.nodes):
             users = [u for v in op.outs for u, _ in self.readers.get(v.id, ())]
-            if self.fusible[op.index] and not self.alias[op.index] and len(users) == 1:
+            if op.name in _IN_LIBRARY and len(users) == 1 and op.outs[0].dtype.name in _FLOATS:
                 (user,) = users
-                found[op.index] = found[user.index] or user.name in _REDUCTIONS
+                found[op.index] = found[user.index] or user.name in _OF_LIBRARY
         return found
 
     def _schedule(self) -> list[int]:
@@ -445,20 +449,13 @@ class _Walk:
         if self.alias[at] and user.outs and position == 0:
             # Nothing is fused across a barrier.
             return self.earliest[at], self.latest[at], user.name != "sbp.barrier", self.found[user.outs[0].id]
+        inside = self.absorbed[self.maker[user.ins[position].id].index]
         if self.fusible[at]:
-            return self.earliest[at], self.latest[at], alone or not self.absorbed[at], None
+            return self.earliest[at], self.latest[at], inside or not self.absorbed[at], None
         when = self.when[at]
-        return when, when, alone and user.name in _COMPUTES and not self._is_apart(user), None
-
-    def _is_apart(self, op: Op) -> bool:
-        """Whether a reduction reads its operand from memory: that over leading dims is a kernel of its own on CPUs.
-
-        (XLA: ``cpu_instruction_fusion.cc``.)
-        """
-        if self.device != "cpu" or op.name == "gather":
-            return False
-        dims = [d for d, n in enumerate(op.ins[0].shape) if n > 1]
-        return bool(dims) and dims[-1] not in op.params["axes"]
+        if self.device == "cpu" and user.name in _REDUCTIONS:
+            return when, when, inside, None
+        return when, when, alone and user.name in _COMPUTES, None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""
