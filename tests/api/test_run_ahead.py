@@ -33,6 +33,5 @@ def test_steps_that_nobody_waits_for(what: str) -> None:
     """Before JAX 0.12 such a loop ran out of XLA's threads on CPUs, and then out of time."""
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     source = f"import os\nos.environ |= {flags}\nWHAT = {what!r}\n{_LOOP}"
-    for _ in range(2):
-        ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240)
-        assert ended.stdout.strip() == "done", ended.stderr[-2000:]
+    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240)
+    assert ended.stdout.strip() == "done", ended.stderr[-2000:]
