@@ -105,7 +105,7 @@ def _norm_gradient(w, b, x):
 
     def loss(w, b):
         h = x
-        for k in range(4):
+        for k in range(8):
             d = h - h.mean(-1, keepdims=True)
             h = h + jnp.tanh((d / jnp.sqrt(1e-3 + (d * d).mean(-1, keepdims=True))) @ w[k] + b[k][None, None, :])
         return (h * h).mean()
@@ -138,7 +138,7 @@ def _two_scans(x):
         (_mlp_gradient, [f32(128, 128), f32(512, 128)]),
         (lambda x: jnp.resize(x, (128, 64, 64)) + 1, [f32(64, 64)]),
         (lambda x, w: jnp.resize(x, (64, 64, 32)) @ w * 0.5, [f32(32, 64), f32(32, 128)]),
-        (_norm_gradient, [f32(4, 64, 64), f32(4, 64), f32(64, 32, 64)]),
+        (_norm_gradient, [f32(8, 64, 64), f32(8, 64), f32(64, 32, 64)]),
         (lambda x: jax.nn.log_softmax(x, axis=0) + 1, [f32(256, 256)]),
         (_window_of_a_chain, [f32(512, 256)]),
         (lambda x: (_window_of_a_chain(x), x[0] + 1), [f32(256, 256)]),
@@ -148,8 +148,8 @@ def _two_scans(x):
         (lambda x: jax.lax.associative_scan(jnp.add, x), [f32(256, 128)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
-         "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more", "sum over rows", "top_k", "two scans",
-         "associative scan"],
+         "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
+         "sum over rows", "top_k", "two scans", "associative scan"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

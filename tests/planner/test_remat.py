@@ -74,8 +74,33 @@ def test_arguments_may_be_read_anew_where_memory_is_short(monkeypatch: pytest.Mo
     assert any("arguments are read anew" in note for note in tight.notes)
 
 
+def test_what_frees_next_to_nothing_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near a limit arguments may be read anew; where they weigh little, that would be the same search twice."""
+
+    def step(w, x):
+        def loss(w):
+            return jnp.mean(jax.nn.relu(jnp.exp(jnp.sin(x @ w)) @ w.T) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(w)
+        return w - 0.1 * grads, value
+
+    args = jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((65536, 64), jnp.float32)
+    config = sbp.AutoParallelConfig(overlap=False)
+    free = sbp.plan(step, *args, placement=where(8), donate_argnums=0, config=config)
+    programs: list[int] = []
+
+    def counted(program, *args, **kwargs):
+        programs.append(len(program.nodes))
+        return make_plan(program, *args, **kwargs)
+
+    monkeypatch.setattr(remat, "make_plan", counted)
+    config = sbp.AutoParallelConfig(memory_limit=1.01 * free.memory_per_device, overlap=False)
+    assert sbp.plan(step, *args, placement=where(8), donate_argnums=0, config=config).recomputed is None
+    assert len(programs) == 1
+
+
 def test_mixes_are_tried_until_one_fits() -> None:
-    """The first that should fit, by what the free plan holds, do not; one that makes more again does, in XLA as well."""
+    """The first that should fit, by what the free plan holds, do not; one that makes more again does, in XLA, too."""
     case = gpt.build("tiny", batch=64, dropout=0.0)
     inputs = case.abstract_state(), case.batch(0)
     place = sbp.placement("cpu", np.arange(8).reshape(2, 4), axis_names=("dp", "tp"))

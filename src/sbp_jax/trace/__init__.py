@@ -17,7 +17,7 @@ from .nested import is_planned_here as is_planned_here
 from .nested import planned_here as planned_here
 from .pause import without_collecting as without_collecting
 from .pin import pin as pin
-from .remat import reads_anew as reads_anew
+from .remat import read_anew as read_anew
 from .remat import recompute as recompute
 from .source import Lines as Lines
 from .source import user_line as user_line

@@ -29,19 +29,20 @@ def recompute(program: Program, turn: int, nodes: Collection[int]) -> tuple[Prog
     return _Rewriter(program, turn, nodes).run()
 
 
-def reads_anew(program: Program, turn: int) -> bool:
-    """Whether ``recompute`` would change anything where no nodes are dropped: an argument read on both sides."""
+def read_anew(program: Program, turn: int) -> list[Value]:
+    """What ``recompute`` makes another value beyond the turn, whatever the nodes: arguments read on both sides."""
+    found: dict[int, Value] = {}
     graphs = [program.graph]
     while graphs:
         graph = graphs.pop()
         twice = _read_early(graph, turn)
         for op in graph.ops:
             first, last = op.span
-            if isinstance(op, Op) and first > turn and _computed_with(op, op.reads, twice):
-                return True
+            if isinstance(op, Op) and first > turn:
+                found.update((x.id, x) for x in _computed_with(op, op.reads, twice))
             if first <= turn < last and isinstance(op, Structured):
                 graphs += op.bodies
-    return False
+    return list(found.values())
 
 
 def _read_early(graph: Graph, turn: int) -> set[int]:

@@ -21,52 +21,29 @@ import numpy as np
 from ...rules import Factors
 from ...trace import Atom, Graph, Lit, Op, Program, Value
 from ..graph.fusion import pointwise
+from .kernels import (
+    ALIASES,
+    BRANCHES,
+    CHEAP,
+    COMPUTES,
+    IN_PLACE,
+    LONG,
+    MOST_COPIES,
+    MOVES,
+    PRODUCTS,
+    REDUCTIONS,
+    RENAMES,
+    REPEATED,
+    REPEATING,
+    concatenates_rows,
+    in_reductions,
+    is_reshaped,
+    moves_dims,
+)
 from .scratch import LAPACK, Around, Scratch, reorders, scratch
 
-# Computed again by every reader. Everything else with several readers is computed once (XLA: ``IsExpensive``).
-_CHEAP = frozenset("""
-    abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
-    dynamic_slice eq expand_dims floor ge gt iota is_finite le lt max min mul ne neg not one_minus_square or pad
-    reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice square
-    squeeze sub transpose xor stop_gradient real imag integer_pow sbp.pin sbp.unstack
-""".split())  # fmt: skip
-# Data moved but not computed: fused like element-wise ops.
-_MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice iota pad rev slice tile transpose copy".split())
-# Other names for their operand's buffer.
-_ALIASES = frozenset("""
-    reshape squeeze expand_dims stop_gradient copy_p optimization_barrier sbp.pin sbp.barrier sbp.enter
-""".split())  # fmt: skip
-# Of one element as many as are wanted, and other names for that.
-_REPEATING = frozenset("broadcast_in_dim convert_element_type sbp.pin sbp.enter".split())
-# Those of them that a kernel may end with.
-_RENAMES = frozenset("reshape squeeze expand_dims sbp.pin".split())
-# Written over their first operand where it dies there.
-_IN_PLACE = frozenset(
-    "dynamic_update_slice sort scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split()
-)
-_REDUCTIONS = frozenset("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split())
-# Kernels of their own that compute what they read, where nothing else reads it.
-_COMPUTES = _REDUCTIONS | frozenset(("argmax", "argmin", "gather"))
-# On CPUs a library does these reductions of floating-point numbers, with these ops of what they read (measured op by
-# op, jaxlib 0.10: ``ynn_fusion``); whatever else other reductions read, and these, lies in memory.
-_FLOATS = frozenset(("float32", "bfloat16"))
-_OF_LIBRARY = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
-_IN_LIBRARY = frozenset("""
-    abs add add_any broadcast_in_dim ceil convert_element_type div erf exp expm1 floor integer_pow iota log log1p
-    logistic max min mul neg pad pow round rsqrt sign sqrt square sub tanh
-""".split())  # fmt: skip
-# Each has what it reads made for it in a layout of its own.
-_PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
-# Boundaries that hand on what they read.
-_REPEATED = frozenset(("sbp.unstack", "sbp.barrier", "sbp.enter"))
-# So often may a kernel compute an op for one element of its result (XLA: ``FusionNodeIndexingEvaluation``).
-_MOST_COPIES = 15
-# Once, where computing it takes a branch (XLA: ``ElementalIrEmitter::OpInvalidatesCache``).
-_BRANCHES = frozenset(("concatenate", "pad"))
 # Who asks for the elements of a kernel's own result.
 _ITSELF = frozenset((-1,))
-# Element-wise by their rule, but long: never computed again.
-_LONG = frozenset(("threefry2x32", "erf_inv", "digamma", "lgamma", "igamma"))
 
 
 @dataclass(slots=True)
@@ -143,33 +120,9 @@ def _zeros(graph: Graph, maker: Mapping[int, Op]) -> list[tuple[Value, Value]]:
 
 def _is_zero(x: Atom, maker: Mapping[int, Op]) -> bool:
     """Whether a value is zeros, by the op that makes it."""
-    while isinstance(x, Value) and maker[x.id].name in _REPEATING:
+    while isinstance(x, Value) and maker[x.id].name in REPEATING:
         x = maker[x.id].ins[0]
     return isinstance(x, Lit) and np.ndim(x.literal) == 0 and x.literal == 0
-
-
-def _concatenates_rows(op: Op) -> bool:
-    """Whether XLA for CPUs makes it a kernel of its own (``cpu_instruction_fusion.cc``)."""
-    if op.name != "concatenate" or len(op.outs[0].shape) < 2:
-        return op.name == "concatenate" and len(op.ins) > 8
-    v = op.outs[0]
-    along_rows = op.params["dimension"] == len(v.shape) - 1
-    return len(op.ins) > 8 or (along_rows and v.shape[-1] * v.itemsize >= 64 and v.size_bytes >= 2048)
-
-
-def _moves_dims(op: Op) -> bool:
-    """Whether a transposition moves any dim with more than one element."""
-    order = [d for d in op.params["permutation"] if op.ins[0].shape[d] > 1]
-    return order != sorted(order)
-
-
-def _is_reshaped(op: Op) -> bool:
-    """Whether a matrix product is computed in another form than the program has it in (XLA: ``DotDecomposer``)."""
-    if op.name != "dot_general":
-        return False
-    (left, right), (batch, _) = op.params["dimension_numbers"]
-    free = [len(x.shape) - len(c) - len(batch) for x, c in zip(op.ins, (left, right), strict=True)]
-    return max(free) > 1
 
 
 class _Walk:
@@ -180,13 +133,13 @@ class _Walk:
         self.scratch: dict[int, list[Scratch]] = {}
         self.end = len(program.nodes) - 1
         nodes = program.nodes
-        self.alias = [op.name in _ALIASES for op in nodes]
-        self.cheap = [op.name in _CHEAP for op in nodes]
+        self.alias = [op.name in ALIASES for op in nodes]
+        self.cheap = [op.name in CHEAP for op in nodes]
         self.fusible = [
             op.primitive is not None
-            and op.name not in _LONG
-            and (yes or alias or op.name in _MOVES)
-            and not (device == "cpu" and _concatenates_rows(op))
+            and op.name not in LONG
+            and (yes or alias or op.name in MOVES)
+            and not (device == "cpu" and concatenates_rows(op))
             for op, yes, alias in zip(nodes, pointwise(program, factors), self.alias, strict=True)
         ]
         self.spans: dict[int, tuple[int, int]] = {}
@@ -204,7 +157,7 @@ class _Walk:
         self.repeats = [False] * (self.end + 1)
         self.again = [-1] * (self.end + 1)  # the last kernel that computes it again
         self.claimed: set[int] = set()
-        self.absorbed = self._absorbed() if device == "cpu" else [False] * len(nodes)
+        self.absorbed = in_reductions(program, self.readers) if device == "cpu" else [False] * len(nodes)
         # By op and kernel that computes it: the ops that index it there, and how often it is computed for an element.
         self.indexed: list[dict[int, frozenset[int]]] = [{} for _ in nodes]
         self.often: list[dict[int, int]] = [{} for _ in nodes]
@@ -223,23 +176,13 @@ class _Walk:
                 continue
             k = self.maker[x.id].index
             fused = self.fusible[k] and not self.alias[k] and self.program.nodes[k].primitive is not None
-            if op.name in _RENAMES:
+            if op.name in RENAMES:
                 if fused and len(self.readers[x.id]) == 1:
                     self.alias[op.index] = False
-            elif op.name == "transpose" and fused and self.program.nodes[k].name not in _MOVES and _moves_dims(op):
+            elif op.name == "transpose" and fused and self.program.nodes[k].name not in MOVES and moves_dims(op):
                 users = self.readers.get(op.outs[0].id, ())
                 if len(outputs) > 1 and users and all([user.index in outputs for user, _ in users]):
                     self.fusible[op.index] = False
-
-    def _absorbed(self) -> list[bool]:
-        """By op: whether it is computed in the kernel of a reduction, for which alone it is there (on CPUs)."""
-        found = [False] * len(self.program.nodes)
-        for op in reversed(self.program.nodes):
-            users = [u for v in op.outs for u, _ in self.readers.get(v.id, ())]
-            if op.name in _IN_LIBRARY and len(users) == 1 and op.outs[0].dtype.name in _FLOATS:
-                (user,) = users
-                found[op.index] = found[user.index] or user.name in _OF_LIBRARY
-        return found
 
     def _schedule(self) -> list[int]:
         """In program order, but updates in place of donated arguments as soon as they can: they free what they read.
@@ -349,15 +292,15 @@ class _Walk:
         at = op.index
         start = self._made(op, k)
         alone = len(readers) == 1
-        found = [self._read(user, position, start, alone) for user, position in readers]
+        found = [self._read(user, position, start, at, alone) for user, position in readers]
         named = self.alias[at]
-        repeats = (self.fusible[at] and (alone or self.cheap[at])) or op.name in _REPEATED
+        repeats = (self.fusible[at] and (alone or self.cheap[at])) or op.name in REPEATED
         if repeats and not named and not all([fuses for _, _, fuses, _ in found]) and self._widens(op):
             repeats = False
         if self.fusible[at]:
             indexed = self._indexed(readers) if repeats else {}
             often = {u: sum([self.often[i].get(u, 1) for i in by if i >= 0]) or 1 for u, by in indexed.items()}
-            most = 1 if op.name in _BRANCHES else _MOST_COPIES
+            most = 1 if op.name in BRANCHES else MOST_COPIES
             if any([n > most for n in often.values()]):
                 repeats, often = False, {}
             if repeats and often:
@@ -372,7 +315,7 @@ class _Walk:
             reads[user.index] = t, until
             first = t if t < first else first
             last = until if until > last else last
-            is_read = user.name in _PRODUCTS or (by_name is not None and user.name != "sbp.barrier")
+            is_read = user.name in PRODUCTS or (by_name is not None and user.name != "sbp.barrier")
             if repeats and (fuses or is_read):
                 self.again[at] = max(self.again[at], self.again[user.index] if by_name is not None else until)
             if by_name is not None:
@@ -398,9 +341,7 @@ class _Walk:
                 self.again[at] = max(self.again[at], start)
         first = min(first, self.end)
         fluid = self.fusible[at] and not named
-        return Lifetime(
-            v, start, whole, first, last, kept, named, home=home, fluid=fluid, wanted=kept, reads=reads
-        )
+        return Lifetime(v, start, whole, first, last, kept, named, home=home, fluid=fluid, wanted=kept, reads=reads)
 
     def _indexed(self, readers: Sequence[tuple[Op, int]]) -> dict[int, frozenset[int]]:
         """By kernel that would compute an op for its readers: those that ask for elements in an order of their own.
@@ -412,7 +353,7 @@ class _Walk:
             u = user.index
             if not (self.fusible[u] or self.alias[u]):
                 continue
-            moves = user.name in _MOVES
+            moves = user.name in MOVES
             for kernel, by in self.indexed[u].items():
                 mine = frozenset((u,)) if moves else by
                 found[kernel] = found[kernel] | mine if kernel in found else mine
@@ -435,9 +376,9 @@ class _Walk:
         return self.spans[op.index][1] if op.name == "sbp.stack" else self._made(op, k)
 
     def _read(
-        self, user: Op, position: int, start: int, alone: bool
+        self, user: Op, position: int, start: int, made_by: int, alone: bool
     ) -> tuple[int, int, bool, Lifetime | None]:  # fmt: skip
-        """First and last time that ``user`` reads ``v``; whether it can compute it itself; the name it gives it."""
+        """First and last time that ``user`` reads a value; whether it can compute it itself; the name it gives it."""
         at = user.index
         if at in self.spans and user.name != "sbp.barrier":
             begin, final = self.spans[at]
@@ -449,13 +390,13 @@ class _Walk:
         if self.alias[at] and user.outs and position == 0:
             # Nothing is fused across a barrier.
             return self.earliest[at], self.latest[at], user.name != "sbp.barrier", self.found[user.outs[0].id]
-        inside = self.absorbed[self.maker[user.ins[position].id].index]
+        inside = self.absorbed[made_by]
         if self.fusible[at]:
             return self.earliest[at], self.latest[at], inside or not self.absorbed[at], None
         when = self.when[at]
-        if self.device == "cpu" and user.name in _REDUCTIONS:
+        if self.device == "cpu" and user.name in REDUCTIONS:
             return when, when, inside, None
-        return when, when, alone and user.name in _COMPUTES, None
+        return when, when, alone and user.name in COMPUTES, None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""
@@ -474,13 +415,13 @@ class _Walk:
     def _overwritten(self, v: Value, at: int, readers: Sequence[tuple[Op, int]]) -> bool:
         """Whether the kernel in which a value dies writes its result over it, element by element."""
         op = self.program.nodes[at]
-        if _is_reshaped(self.maker[v.id]):
+        if is_reshaped(self.maker[v.id]):
             return False
         if at in self.claimed or not op.outs or op.index in self.spans:
             return False
         result = op.outs[0]
         same = result.shape == v.shape and result.itemsize == v.itemsize
-        if not same or not (self.fusible[at] or op.name in _IN_PLACE):
+        if not same or not (self.fusible[at] or op.name in IN_PLACE):
             return False
         if self.fusible[at] and self._indexed(readers).get(at) != _ITSELF:
             return False

@@ -55,12 +55,6 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
         padded = math.prod(n + a + b for n, (a, b) in zip(out.shape, op.params["padding"], strict=True))
         indices = 4.0 * len(out.shape) * (padded + math.prod(source.shape))
         yield Scratch("out", 0, padded * out.itemsize + indices)
-    elif name == "dot_general" and around.device == "cpu":
-        # Rows of the first operand are multiplied: where it is summed over another dim than its last, it is copied.
-        x, ((summed, _), (batch, _)) = op.ins[0], op.params["dimension_numbers"]
-        free = [d for d in range(len(x.shape)) if d not in summed and d not in batch and x.shape[d] > 1]
-        if isinstance(x, Value) and summed and free and min(summed) < max(free) and around.is_apart(x):
-            yield Scratch("in", 0, float(x.size_bytes))
     elif name == "conv_general_dilated":
         yield from _convolution(op, around)
     elif name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):

@@ -14,7 +14,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ...plan import PlanData, Recomputed
-from ...trace import Program, fingerprint, reads_anew, recompute
+from ...rules.widen import code_of
+from ...trace import Program, fingerprint, read_anew, recompute
 from ..costs.op_cost import CostModel
 from ..make import make_plan
 from ..memory.infeasible import TooSmall
@@ -29,6 +30,8 @@ _FIRST = 0.75
 _OF_LEFT = 0.5
 # Mixes tried between two.
 _PARTS = 12
+# Arguments are read anew where a plan fits anyway if that frees this part of the limit.
+_WORTH = 0.02
 
 
 def plan_to_fit(program: Program, request: Request, name: str = "function") -> PlanData:
@@ -89,7 +92,8 @@ class _Choice:
         sizes = Sizes(self.program, base, model)
         turn = find_turn(self.program, sizes)
         if turn is not None:
-            self.mix(turn, ())
+            if not self.tried or self.freed(turn, self.tried[0], model) > _WORTH * self.limit:
+                self.mix(turn, ())
             if self.request.remat:
                 self.climb(base, turn, Ladder(self.program, base, turn, sizes))
         if self.tried:
@@ -104,6 +108,17 @@ class _Choice:
             raise self.refusal
         base.notes.append(f"does not fit by the memory model: {self.refusal}")
         return base
+
+    def freed(self, turn: Turn, plan: PlanData, model: CostModel) -> float:
+        """The most bytes that reading arguments anew spares a plan over the turn: their copies, or all of them."""
+        own = Sizes(self.program, plan, model)
+        anew = {v.id: v for v in read_anew(self.program, turn.node)}
+        copies = dict.fromkeys(anew, 0.0)
+        for b in plan.boxing_list:
+            if b.value_id in anew:
+                copies[b.value_id] += model.local_bytes(anew[b.value_id], code_of(b.dst))
+        least = 1 / self.request.placement.size
+        return sum(max(copies[v.id], own(v) - v.size_bytes * least) for v in anew.values())
 
     def climb(self, base: PlanData, turn: Turn, ladder: Ladder) -> None:
         """Plan the first mix that should fit, the one before it, which fits if it is split more, and one in between."""
@@ -138,7 +153,7 @@ class _Choice:
             return
         if self.tried and at_least >= min(p.objective for p in self.tried):
             return
-        if not nodes and not reads_anew(self.program, turn.node):
+        if not nodes and not read_anew(self.program, turn.node):
             return
         program, origin = recompute(self.program, turn.node, nodes)
         if len(program.nodes) == len(self.program.nodes):
@@ -151,7 +166,7 @@ class _Choice:
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
-            plan.notes.append(self.told(len(nodes), reads_anew(self.program, turn.node)))
+            plan.notes.append(self.told(len(nodes), bool(read_anew(self.program, turn.node))))
 
     def told(self, nodes: int, reads: bool) -> str:
         """What a mix does, and why: it is told of the cheapest plan only."""

@@ -1,0 +1,83 @@
+"""Which ops XLA makes one kernel of, and which kernels compute again: facts about its compilers, by name of op."""
+
+from collections.abc import Mapping, Sequence
+
+from ...trace import Op, Program
+
+# Computed again by every reader. Everything else with several readers is computed once (XLA: ``IsExpensive``).
+CHEAP = frozenset("""
+    abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
+    dynamic_slice eq expand_dims floor ge gt iota is_finite le lt max min mul ne neg not one_minus_square or pad
+    reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice square
+    squeeze sub transpose xor stop_gradient real imag integer_pow sbp.pin sbp.unstack
+""".split())  # fmt: skip
+# Data moved but not computed: fused like element-wise ops.
+MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice iota pad rev slice tile transpose copy".split())
+# Other names for their operand's buffer.
+ALIASES = frozenset("""
+    reshape squeeze expand_dims stop_gradient copy_p optimization_barrier sbp.pin sbp.barrier sbp.enter
+""".split())  # fmt: skip
+# Of one element as many as are wanted, and other names for that.
+REPEATING = frozenset("broadcast_in_dim convert_element_type sbp.pin sbp.enter".split())
+# Those of them that a kernel may end with.
+RENAMES = frozenset("reshape squeeze expand_dims sbp.pin".split())
+# Written over their first operand where it dies there.
+IN_PLACE = frozenset(
+    "dynamic_update_slice sort scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split()
+)
+REDUCTIONS = frozenset("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split())
+# Kernels of their own that compute what they read, where nothing else reads it.
+COMPUTES = REDUCTIONS | frozenset(("argmax", "argmin", "gather"))
+# On CPUs a library does these reductions of floating-point numbers, with these ops of what they read (measured op by
+# op, jaxlib 0.10: ``ynn_fusion``); whatever else other reductions read, and these, lies in memory.
+_FLOATS = frozenset(("float32", "bfloat16"))
+_OF_LIBRARY = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
+_IN_LIBRARY = frozenset("""
+    abs add add_any broadcast_in_dim ceil convert_element_type div erf exp expm1 floor integer_pow iota log log1p
+    logistic max min mul neg pad pow round rsqrt sign sqrt square sub tanh
+""".split())  # fmt: skip
+# Each has what it reads made for it in a layout of its own.
+PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
+# Boundaries that hand on what they read.
+REPEATED = frozenset(("sbp.unstack", "sbp.barrier", "sbp.enter"))
+# So often may a kernel compute an op for one element of its result (XLA: ``FusionNodeIndexingEvaluation``).
+MOST_COPIES = 15
+# Once, where computing it takes a branch (XLA: ``ElementalIrEmitter::OpInvalidatesCache``).
+BRANCHES = frozenset(("concatenate", "pad"))
+# Element-wise by their rule, but long: never computed again.
+LONG = frozenset(("threefry2x32", "erf_inv", "digamma", "lgamma", "igamma"))
+
+
+def concatenates_rows(op: Op) -> bool:
+    """Whether XLA for CPUs makes it a kernel of its own (``cpu_instruction_fusion.cc``)."""
+    if op.name != "concatenate" or len(op.outs[0].shape) < 2:
+        return op.name == "concatenate" and len(op.ins) > 8
+    v = op.outs[0]
+    along_rows = op.params["dimension"] == len(v.shape) - 1
+    return len(op.ins) > 8 or (along_rows and v.shape[-1] * v.itemsize >= 64 and v.size_bytes >= 2048)
+
+
+def moves_dims(op: Op) -> bool:
+    """Whether a transposition moves any dim with more than one element."""
+    order = [d for d in op.params["permutation"] if op.ins[0].shape[d] > 1]
+    return order != sorted(order)
+
+
+def is_reshaped(op: Op) -> bool:
+    """Whether a matrix product is computed in another form than the program has it in (XLA: ``DotDecomposer``)."""
+    if op.name != "dot_general":
+        return False
+    (left, right), (batch, _) = op.params["dimension_numbers"]
+    free = [len(x.shape) - len(c) - len(batch) for x, c in zip(op.ins, (left, right), strict=True)]
+    return max(free) > 1
+
+
+def in_reductions(program: Program, readers: Mapping[int, Sequence[tuple[Op, int]]]) -> list[bool]:
+    """By op: whether a library computes it in a reduction, for which alone it is there (on CPUs)."""
+    found = [False] * len(program.nodes)
+    for op in reversed(program.nodes):
+        users = [u for v in op.outs for u, _ in readers.get(v.id, ())]
+        if op.name in _IN_LIBRARY and len(users) == 1 and op.outs[0].dtype.name in _FLOATS:
+            (user,) = users
+            found[op.index] = found[user.index] or user.name in _OF_LIBRARY
+    return found
