@@ -28,8 +28,8 @@ IN_PLACE = frozenset(
 REDUCTIONS = frozenset("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split())
 # Kernels of their own that compute what they read, where nothing else reads it.
 COMPUTES = REDUCTIONS | frozenset(("argmax", "argmin", "gather"))
-# On CPUs a library does these reductions of floating-point numbers, with these ops of what they read (measured op by
-# op, jaxlib 0.10: ``ynn_fusion``); whatever else other reductions read, and these, lies in memory.
+# On CPUs a library does these reductions of floating-point numbers, with these ops of what they read (``ynn_fusion``,
+# measured op by op, jaxlib 0.10.2; since 0.11 sines and cosines, too); what else reductions read lies in memory.
 _FLOATS = frozenset(("float32", "bfloat16"))
 _OF_LIBRARY = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
 _IN_LIBRARY = frozenset("""
