@@ -45,19 +45,21 @@ def test_short_of_memory_the_planner_recomputes_and_fits(scan: bool) -> None:
         pass  # without recomputation nothing fits
 
 
+def deep(ws, x):
+    def loss(ws):
+        return jnp.mean(functools.reduce(lambda h, w: jax.nn.relu(h @ w), ws, x) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(ws)
+    return jax.tree.map(lambda w, d: w - 0.1 * d, ws, grads), value
+
+
+DEEP = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 6, jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
+
+
 def test_arguments_may_be_read_anew_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """ZeRO's third stage: a parameter's copy need not be held from the forward part to the backward one."""
-
-    def step(ws, x):
-        def loss(ws):
-            return jnp.mean(functools.reduce(lambda h, w: jax.nn.relu(h @ w), ws, x) ** 2)
-
-        value, grads = jax.value_and_grad(loss)(ws)
-        return jax.tree.map(lambda w, d: w - 0.1 * d, ws, grads), value
-
-    args = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 6, jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
     of_sum = sbp.AutoParallelConfig(overlap=False)
-    free = sbp.plan(step, *args, placement=where(8), donate_argnums=0, config=of_sum)
+    free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=of_sum)
     limit = 0.7 * free.memory_per_device
     config = sbp.AutoParallelConfig(memory_limit=limit, overlap=False)
     bounds: list[float] = []
@@ -68,10 +70,21 @@ def test_arguments_may_be_read_anew_where_memory_is_short(monkeypatch: pytest.Mo
         return plan
 
     monkeypatch.setattr(remat, "make_plan", remembered)
-    tight = sbp.plan(step, *args, placement=where(8), donate_argnums=0, config=config)
+    tight = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
     assert tight.recomputed is not None and not tight.recomputed.nodes and tight.memory_per_device <= limit
     assert len(bounds) > 1 and tight.bound == min(bounds), "proven for one mix only"
     assert any("arguments are read anew" in note for note in tight.notes)
+
+
+@pytest.mark.parametrize(("effort", "searches"), [("default", 1), ("thorough", 2)])
+def test_a_plan_hardly_dearer_than_without_a_limit_is_enough(monkeypatch: pytest.MonkeyPatch, effort, searches) -> None:
+    config = sbp.AutoParallelConfig(overlap=False)
+    free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+    count: list[int] = []
+    monkeypatch.setattr(remat, "make_plan", lambda *args, **kwargs: (count.append(1), make_plan(*args, **kwargs))[1])
+    config = sbp.AutoParallelConfig(memory_limit=0.99 * free.memory_per_device, overlap=False, effort=effort)
+    tight = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+    assert free.objective < tight.objective < 1.01 * free.objective and len(count) == searches
 
 
 def test_what_frees_next_to_nothing_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:

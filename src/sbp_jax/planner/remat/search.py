@@ -48,7 +48,7 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
     if not request.thorough:
         first = replace(first, budget=request.budget.share(_FIRST))
     held = None if request.remat else choice.attempt(program, first)
-    if held is not None and (held.memory_per_device < _NEARLY * limit or choice.is_over):
+    if held is not None and (held.memory_per_device < _NEARLY * limit or choice.is_over or _is_close(held, request)):
         return held
     if choice.is_over and request.limit_is_firm:
         raise choice.refusal
@@ -56,6 +56,13 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
     if held is None and free.memory_per_device <= limit:
         return free
     return choice.best(free)
+
+
+def _is_close(plan: PlanData, request: Request) -> bool:
+    """Whether a plan costs hardly more than any does without a limit: no mix saves what another search is worth."""
+    free = plan.statistics.get("free_seconds")
+    enough = max((gap for _, gap in request.budget.stops), default=0.0)
+    return free is not None and plan.objective * (1 - enough) <= free
 
 
 class _Choice:
