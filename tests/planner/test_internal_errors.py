@@ -97,7 +97,7 @@ def test_in_less_memory(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @faults
-@pytest.mark.parametrize("search", ["cheapest", "coarsest"])
+@pytest.mark.parametrize("search", ["cheapest", "cheapest_strategy", "coarsest"])
 def test_in_a_family(search: str, fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     task = searched(monkeypatch)
     monkeypatch.setattr(experts, "best_of_family", fail(fault))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..budget import Budget
 from ..memory.infeasible import OutOfTime
 from ..optimize.search import Found, search
-from .experts import cheapest, coarsest
+from .experts import cheapest, cheapest_strategy, coarsest
 from .task import Task, register
 
 # A gap of less is as good as none; with so many pairs of choices, where families take seconds, one of less than that.
@@ -23,6 +23,8 @@ _OPEN_IF_SHARED = 0.03
 # limit none was better than what regions lead to, and they took as long; on 2x2x2 six of 12 were, by up to 2 %.
 _FEW_AXES = 2
 _OPEN_ON_FEW_AXES = 0.1
+# Where families are not searched, the strategies themselves are, in this part of the budget: no plan is above theirs.
+_FOR_STRATEGIES = 0.15
 # Beyond so many pairs of choices a search begins with a plan of the smallest family, in this part of the budget.
 _LATE = 1_000_000
 _FOR_A_START = 0.25
@@ -57,11 +59,14 @@ def ilp(task: Task) -> Found | None:
         return replace(late[1], notes=(_told(late[0], memory_is_short=True),))
     if found is None or task.limit_bytes is None or (found.solution.timed_out and task.thorough):
         return found
-    if task.budget.closes(found.seconds, found.bound, max(_open_at(task), task.gap)):
+    if task.budget.closes(found.seconds, found.bound, max(min(_open_at(task), _OPEN_IF_MANY), task.gap)):
         return found
     # A search that used all its budget up leaves the families as much, where it was not asked to be thorough.
     left = task.budget if task.thorough else task.budget.again()
-    better = cheapest(replace(task, below=found.seconds, budget=left, find_start=known), tried=first)
+    if task.budget.closes(found.seconds, found.bound, _open_at(task)):
+        better = cheapest_strategy(replace(task, below=found.seconds, budget=left.share(_FOR_STRATEGIES)))
+    else:
+        better = cheapest(replace(task, below=found.seconds, budget=left, find_start=known), tried=first)
     if better is None:
         same = [words for words, f in first.items() if f and f.seconds <= found.seconds]
         return replace(found, notes=(*found.notes, *(_told(words, found.memory_is_short) for words in same)))
