@@ -87,7 +87,7 @@ class _Choice:
             try:
                 make_plan(program, replace(request, tell_smallest=True), self.name)
             except TooSmall as told:
-                return told
+                return min(told, error, key=lambda x: x.smallest_bytes)
         return error
 
     def best(self, base: PlanData) -> PlanData:
