@@ -57,11 +57,13 @@ PLACES = {
     "mesh": (mesh, ("S(0), S(1)", "S(0), P", "B, B")),
     "all": (row, ("S(0)",)),
 }
-MOVES = [
-    (a, sa, b, sb)
-    for (a, (_, first)), (b, (_, second)) in itertools.permutations(PLACES.items(), 2)
-    for sa, sb in [(first[0], second[-1])]
-] + [("mesh", "S(0), P", "own", "P"), ("own", "P", "mesh", "S(0), P"), ("own", "B", "two", "S(0), S(0)")]
+EVERY = [
+    (a, first[0], b, second[-1]) for (a, (_, first)), (b, (_, second)) in itertools.permutations(PLACES.items(), 2)
+]
+FEW = [("mesh", "S(0), P", "own", "P"), ("own", "P", "mesh", "S(0), P"), ("own", "B", "two", "S(0), S(0)")]
+# Each pair of places in one direction; the slow test has both.
+NUMBER = {name: k for k, name in enumerate(PLACES)}
+FEW += [move for move in EVERY if (NUMBER[move[0]] < NUMBER[move[2]]) == bool((NUMBER[move[0]] + NUMBER[move[2]]) % 2)]
 
 
 def case_moves(moves: list[list[str]]) -> Any:
@@ -76,8 +78,9 @@ def case_moves(moves: list[list[str]]) -> Any:
     return wrong
 
 
-def test_tensors_move_between_placements_of_any_processes(world: World) -> None:
-    assert world.run(case_moves, MOVES, timeout=300) == [[]] * 4
+@pytest.mark.parametrize("moves", [FEW, pytest.param(EVERY, marks=pytest.mark.slow)], ids=("few", "every"))
+def test_tensors_move_between_placements_of_any_processes(world: World, moves: list[tuple[str, ...]]) -> None:
+    assert world.run(case_moves, moves, timeout=300) == [[]] * 4
 
 
 def case_other_types() -> Any:
