@@ -102,7 +102,7 @@ def test_numbers_among_those_kept() -> None:
     restriction = Restriction(NodeRoles(), kept={0: np.array([1, 3])}, together=[(a, b)])
     narrowed = narrow(problem, None, restriction)  # pyright: ignore[reportArgumentType]
     for first, second in itertools.product(range(2), range(4)):
-        wide = narrowed.widen((first, second, 0))
-        assert narrowed.number(wide) == (first, second, 0)
-    assert narrowed.number((0, 0, 0)) is None, "not kept"
-    assert narrowed.number((3, 0, 1)) is None, "not together"
+        wide = narrowed.choices.widen((first, second, 0))
+        assert narrowed.choices.number(wide) == (first, second, 0)
+    assert narrowed.choices.number((0, 0, 0)) is None, "not kept"
+    assert narrowed.choices.number((3, 0, 1)) is None, "not together"

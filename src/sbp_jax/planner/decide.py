@@ -34,7 +34,7 @@ def decide(task: Task, asked: Request) -> Decided | None:
         restriction = zero(task.roles, asked.zero_stage)
         restricted = [f"zero_stage={asked.zero_stage}: {note}" for note in restriction.notes]
         narrowed = narrow(task.problem, task.footprint, restriction)
-        roles = task.roles.among(narrowed.kept, {b for _, b, _ in narrowed.tied})
+        roles = task.roles.among(narrowed.choices.kept, narrowed.choices.followers)
         task = replace(
             task, problem=narrowed.problem, footprint=narrowed.footprint, find_roles=lambda: roles
         )  # fmt: skip
@@ -66,7 +66,7 @@ def decide(task: Task, asked: Request) -> Decided | None:
         if held > limit:
             notes.append(f"does not fit by the memory model: {short}")
     if narrowed is not None:
-        found = replace(found, solution=replace(found.solution, choice=narrowed.widen(found.solution.choice)))
+        found = replace(found, solution=replace(found.solution, choice=narrowed.choices.widen(found.solution.choice)))
     return Decided(replace(found, notes=tuple(notes)), decided.solver)
 
 

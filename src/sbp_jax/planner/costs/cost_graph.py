@@ -59,21 +59,57 @@ def costless(graph: CostGraph) -> CostGraph:
     return replace(graph, nodes=[clear(c) for c in graph.nodes], edges={k: clear(m) for k, m in graph.edges.items()})
 
 
-def sliced(graph: CostGraph, kept: Sequence[np.ndarray], tied: Sequence[tuple[int, int, np.ndarray]] = ()) -> CostGraph:
-    """Only the kept choices; what is tied is added to what decides it, and has one choice that costs nothing."""
-    decider = {b: (a, follows[kept[a]]) for a, b, follows in tied}
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """Some of the choices of a cost graph, and that graph with no others.
 
-    def place(n: int) -> tuple[int, np.ndarray]:
-        return decider.get(n, (n, kept[n]))
+    ``kept`` are each node's choices. ``tied`` are nodes decided by another one, in the order to work them out: (what
+    decides, the node, for each choice of the first the node's own, all in the whole graph's numbers).
+    """
 
-    nodes = [np.zeros(1) if n in decider else c[kept[n]] for n, c in enumerate(graph.nodes)]
-    for b, (a, own) in decider.items():
-        nodes[a] = nodes[a] + graph.nodes[b][own]
-    result = replace(graph, nodes=nodes, edges={})
-    for (a, b), m in graph.edges.items():
-        (x, rows), (y, columns) = place(a), place(b)
-        result.connect(x, y, m[np.ix_(rows, columns)])
-    return result
+    kept: Sequence[np.ndarray]
+    tied: Sequence[tuple[int, int, np.ndarray]] = ()
+
+    def of(self, graph: CostGraph) -> CostGraph:
+        """Their costs. What is tied is added to what decides it, and has one choice that costs nothing."""
+        decider = {b: (a, follows[self.kept[a]]) for a, b, follows in self.tied}
+
+        def place(n: int) -> tuple[int, np.ndarray]:
+            return decider.get(n, (n, self.kept[n]))
+
+        nodes = [np.zeros(1) if n in decider else c[self.kept[n]] for n, c in enumerate(graph.nodes)]
+        for b, (a, own) in decider.items():
+            nodes[a] = nodes[a] + graph.nodes[b][own]
+        result = replace(graph, nodes=nodes, edges={})
+        for (a, b), m in graph.edges.items():
+            (x, rows), (y, columns) = place(a), place(b)
+            result.connect(x, y, m[np.ix_(rows, columns)])
+        return result
+
+    @property
+    def followers(self) -> set[int]:
+        """The nodes that another one decides."""
+        return {b for _, b, _ in self.tied}
+
+    def pairs(self, graph: CostGraph) -> int:
+        """How many pairs of choices have a cost, ties left aside."""
+        return sum(len(self.kept[a]) * len(self.kept[b]) for a, b in graph.edges)
+
+    def widen(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """A choice among those kept, as one among all."""
+        followers = self.followers
+        found = [0 if n in followers else int(k[c]) for n, (k, c) in enumerate(zip(self.kept, choice, strict=True))]
+        for a, b, follows in self.tied:
+            found[b] = int(follows[found[a]])
+        return tuple(found)
+
+    def number(self, choice: Sequence[int]) -> tuple[int, ...] | None:
+        """A choice among all, as one among those kept; None where it is none of them."""
+        followers = self.followers
+        pairs = zip(self.kept, choice, strict=True)
+        own = tuple(0 if n in followers else int(np.searchsorted(k, c)) for n, (k, c) in enumerate(pairs))
+        inside = all(c < len(k) for k, c in zip(self.kept, own, strict=True))
+        return own if inside and self.widen(own) == tuple(choice) else None
 
 
 def penalised(graph: CostGraph, weights: Sequence[tuple[float, CostGraph]]) -> CostGraph:

@@ -69,7 +69,7 @@ def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> 
 
         def find_start() -> tuple[int, ...] | None:
             start = task.find_start() if task.find_start else None
-            return None if start is None else narrowed.number(start)
+            return None if start is None else narrowed.choices.number(start)
 
         alone = replace(task, problem=narrowed.problem, footprint=narrowed.footprint)
         found = search(replace(alone, patience=_PATIENCE * task.patience, find_start=find_start))
@@ -77,5 +77,5 @@ def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> 
         found = sweep(narrowed.problem, narrowed.footprint, task.limit_bytes)
     if found is None:
         return None
-    solution = replace(found.solution, choice=narrowed.widen(found.solution.choice), bound=0.0)
+    solution = replace(found.solution, choice=narrowed.choices.widen(found.solution.choice), bound=0.0)
     return Found(solution, found.seconds, 0.0, notes=(*restriction.notes, *found.notes))

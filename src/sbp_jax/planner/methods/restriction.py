@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...rules.widen import Code
-from ..costs.cost_graph import CostGraph, sliced
+from ..costs.cost_graph import CostGraph, Subset
 from ..memory.protocol import FootprintLike
 from .node_roles import Counts, Leaf, NodeRoles
 
@@ -117,28 +117,11 @@ def divided_on(axis_sizes: Sequence[int], axes: Sequence[int], dim: int) -> Scor
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """A problem and its bytes with fewer choices; ``widen`` gives the choice in the whole problem's numbers.
-
-    ``kept`` are each node's choices. ``tied`` are nodes decided by another one, in the order to work them out: for each
-    of its choices the node's own, among all.
-    """
+    """A problem and its bytes with some of the choices only."""
 
     problem: CostGraph
     footprint: FootprintLike
-    kept: tuple[np.ndarray, ...]
-    tied: tuple[tuple[int, int, np.ndarray], ...] = ()
-
-    def widen(self, choice: Sequence[int]) -> tuple[int, ...]:
-        """A choice among those kept, as one among all."""
-        return _widened(choice, self.kept, self.tied)
-
-    def number(self, choice: Sequence[int]) -> tuple[int, ...] | None:
-        """A choice among all, as one among those kept; None where it is none of them."""
-        followers = {b for _, b, _ in self.tied}
-        pairs = zip(self.kept, choice, strict=True)
-        own = tuple(0 if n in followers else int(np.searchsorted(k, c)) for n, (k, c) in enumerate(pairs))
-        inside = all(c < len(k) for k, c in zip(self.kept, own, strict=True))
-        return own if inside and self.widen(own) == tuple(choice) else None
+    choices: Subset
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +129,16 @@ class _Footprint:
     """The bytes of choices that are numbered among those kept."""
 
     base: FootprintLike
-    kept: Sequence[np.ndarray]
-    tied: Sequence[tuple[int, int, np.ndarray]]
+    choices: Subset
 
     def over_time(self, choice: Sequence[int]) -> np.ndarray:
-        return self.base.over_time(_widened(choice, self.kept, self.tied))
+        return self.base.over_time(self.choices.widen(choice))
 
     def at(self, point: int) -> CostGraph:
-        return sliced(self.base.at(point), self.kept, self.tied)
+        return self.choices.of(self.base.at(point))
 
     def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
-        return self.base.held(_widened(choice, self.kept, self.tied), point)
+        return self.base.held(self.choices.widen(choice), point)
 
 
 def narrow(problem: CostGraph, footprint: FootprintLike, restriction: Restriction) -> Narrowed:
@@ -176,15 +158,5 @@ def narrow(problem: CostGraph, footprint: FootprintLike, restriction: Restrictio
         tied.append((a.node, b.node, follows))
         deciders.add(a.node)
         followers.add(b.node)
-    left = tuple(k[:1] if n in followers else k for n, k in enumerate(kept))
-    return Narrowed(sliced(problem, left, tied), _Footprint(footprint, left, tied), left, tuple(tied))
-
-
-def _widened(
-    choice: Sequence[int], kept: Sequence[np.ndarray], tied: Sequence[tuple[int, int, np.ndarray]]
-) -> tuple[int, ...]:
-    followers = {b for _, b, _ in tied}
-    found = [0 if n in followers else int(k[c]) for n, (k, c) in enumerate(zip(kept, choice, strict=True))]
-    for a, b, follows in tied:
-        found[b] = int(follows[found[a]])
-    return tuple(found)
+    choices = Subset(tuple(k[:1] if n in followers else k for n, k in enumerate(kept)), tuple(tied))
+    return Narrowed(choices.of(problem), _Footprint(footprint, choices), choices)

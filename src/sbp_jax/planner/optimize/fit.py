@@ -2,10 +2,10 @@
 
 Memory is a constraint at every point of the step. The points where plans overflow get a price for each byte
 (Lagrange multipliers: Geoffrion, Math. Prog. Study 2, 1974), chosen by ``bundle.py``. The optimum under prices, less
-the prices of what is allowed, is a proven lower bound for every plan that fits. What fits is found among the choices
-that the last plans made, mixed node by node (a small program, solved exactly; in the spirit of RINS: Danna, Rothberg
-and Le Pape, Math. Prog. 102, 2005). What is left open between the two, the program with a row for each point closes,
-without the choices that the prices prove to be too expensive.
+the prices of what is allowed, is a proven lower bound for every plan that fits. What fits is put together from parts of
+all plans that are met on the way (``recombine.py``) and improved region by region (``regions.py``). What is left open
+between the two, the program with a row for each point closes, without the choices that the prices prove to be too
+expensive.
 """
 
 import bisect
@@ -16,14 +16,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..budget import WORK_A_SECOND, Budget
-from ..costs.cost_graph import CostGraph, penalised, sliced
-from ..memory.infeasible import OutOfTime, TooSmall
+from ..costs.cost_graph import CostGraph, Subset, penalised
+from ..memory.infeasible import TooSmall
 from .bounds import spares
 from .bundle import largest, nearest
 from .goal import Goal
 from .program import Solution, solve, solve_within
+from .recombine import Pool, Seen, chosen, sparing, together
 from .regions import FIRST, MOST, improve_regions, settled
-from .smallest_limit import Least, Smallest, too_small
+from .smallest_limit import Least, Smallest, out_of_time, too_small
 
 _ROUNDS = 40
 _LEVEL = 0.5
@@ -37,7 +38,7 @@ _ROUND_GAP = 1e-3
 # Beyond so many pairs of choices a round solves the linear relaxation only: it is a step, not a result.
 _FEW_PAIRS = 2_000
 # Seconds here are of work (``budget.py``). A thorough search takes half of its budget for the rounds instead.
-_SECONDS = 1.5
+_SECONDS = 4.0
 # So many times as long while the gap is more than this, or for so many rounds like the longest.
 _LONGER = 4.0
 _AT_LEAST = 4.0
@@ -47,10 +48,18 @@ _WORTH = 0.05
 _RELAXED_SECONDS = 4.0
 # What every plan holds where the cheapest overflows.
 _LEAST_SECONDS = 2.0
-# How many of the last plans are combined, how expensive they may be by the bound, and for how long.
-_COMBINED = 2
-_NEAR = 3.0
+# How many of the plans seen are put together, how expensive they may be by the bound, and for how long: neighbours
+# decided together, first of few plans, then of many; once node by node, of few.
+_COMBINED = (5, 20, 80)
+_NEAR = 1.5
 _COMBINE_SECONDS = 1.0
+_BY_NODE, _BY_NODE_PAIRS = 4, 4_000
+_BY_NODE_SECONDS = 2.0
+# How many points may be added meanwhile.
+_MORE_POINTS = 4
+# Where prices no longer change, others give other plans: parts of those that gave the bound, and for how long.
+_SPREAD = (1.5, 0.67, 2.25, 0.45, 1.22, 0.82)
+_SPREAD_SECONDS = 3.0
 # What is left open is closed, as far as some seconds do (all that are left, if thorough), where so few pairs of choices
 # are left; else the best plan is looked for among the best few. Beyond so many pairs of choices a fine gap is let be.
 _MOST_PAIRS = 200_000
@@ -58,23 +67,12 @@ _MOST_LEFT = 50_000
 _BEST_FEW = 20_000
 # What is not thorough takes at most this part of what is left: others may be waiting.
 _IN_ALL = 0.7
-_EXACT_SECONDS = 8.0
+_EXACT_SECONDS = 4.0
 # Regions: seconds, the part of what is left, prices as parts of those that gave the bound.
-_REGIONS_SECONDS = 4.0
+_REGIONS_SECONDS = 2.0
 _REGIONS_PART = 0.5
 _SCALES = (1.0, 0.5, 2.0, 0.25)
 _OFFER_WORK = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    choice: tuple[int, ...]
-    seconds: float
-    memory: np.ndarray
-
-    @property
-    def peak(self) -> float:
-        return float(self.memory.max(initial=0.0))
 
 
 @dataclass(slots=True)
@@ -89,8 +87,9 @@ class Fitting:
     limit: float
     free: Solution
     bound: float = 0.0
-    best: _Seen | None = None
-    plans: list[_Seen] = field(default_factory=list)
+    best: Seen | None = None
+    plans: list[Seen] = field(default_factory=list)
+    pool: Pool = field(default_factory=Pool)
     points: list[int] = field(default_factory=list)
     prices: dict[int, float] = field(default_factory=dict)
     _at: dict[int, CostGraph] = field(default_factory=dict)
@@ -127,15 +126,14 @@ class Fitting:
             if found.peak <= self.limit:
                 self._offer(found.solution.choice)
                 self._combine()
-        if self.best is not None and self.prices and not self._closed(self.goal.gap):
-            self._by_regions(self.best)
-        if not self._closed(self.goal.gap):
-            self._exactly()
+        for step in (self._spread, self._combine_by_node, self._by_regions, self._combine, self._exactly):
+            if not self._closed(self.goal.gap):
+                step()
         if self.best is None:
             if self._is_known:
                 return None
             if self.was_stopped:
-                raise self._out_of_time()
+                raise out_of_time(self.limit, min(p.peak for p in self.plans))
             raise self._short(smallest, tried)
         bound = min(self.bound, self.best.seconds)
         return replace(self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound, timed_out=False)
@@ -149,10 +147,6 @@ class Fitting:
         if point not in self._at:
             self._at[point] = self.goal.footprint.at(point)
         return self._at[point]
-
-    @property
-    def _is_small(self) -> bool:
-        return self.goal.problem.pairs <= _FEW_PAIRS
 
     @property
     def _is_known(self) -> bool:
@@ -176,10 +170,11 @@ class Fitting:
         """
         return self.best is not None and not self._begun and self.best.seconds - self.bound <= _FINE * self.best.seconds
 
-    def _offer(self, choice: Sequence[int]) -> _Seen:
+    def _offer(self, choice: Sequence[int]) -> Seen:
         """Remember a plan, where it overflows, and whether it is the best."""
-        plan = _Seen(tuple(choice), self.goal.problem.evaluate(choice), self.goal.footprint.over_time(choice))
+        plan = Seen(tuple(choice), self.goal.problem.evaluate(choice), self.goal.footprint.over_time(choice))
         self.plans.append(plan)
+        self.pool.add(plan)
         if plan.peak > self.limit:
             worst = int(plan.memory.argmax())
             if worst not in self.points:
@@ -234,8 +229,8 @@ class Fitting:
     def _priced(self, prices: dict[int, float], budget: Budget) -> Solution | None:
         """The cheapest plan where bytes have prices, and the bound that it proves."""
         problem = self._with_prices(prices)
-        known = [p.choice for p in self.plans[-_COMBINED:]]
-        if self._is_small:
+        known = [p.choice for p in self.plans]
+        if problem.pairs <= _FEW_PAIRS:
             solution = solve(problem, self.goal.gap, budget, known)
         else:
             solution = solve(problem, _ROUND_GAP, budget.some(_RELAXED_SECONDS), known, relaxed=True)
@@ -243,7 +238,22 @@ class Fitting:
             proven = solution.bound - self.limit * sum(prices.values())
             if proven > self.bound:
                 self.bound, self.prices = proven, prices
+            for choice in solution.seen:
+                self._meet(choice)
         return solution
+
+    def _meet(self, choice: Sequence[int]) -> bool:
+        """Remember a plan that was met on the way, unless it is far too expensive; whether it is the best."""
+        known, seconds = tuple(choice), self.goal.problem.evaluate(choice)
+        self.goal.budget.spend(_OFFER_WORK * len(choice))
+        if known in self.pool or seconds > _NEAR * max(self.bound, self.free.bound):
+            return False
+        plan = Seen(known, seconds, self.goal.footprint.over_time(choice))
+        self.pool.add(plan)
+        if plan.peak > self.limit or plan.seconds >= self._aim:
+            return False
+        self.best = plan
+        return True
 
     def _with_prices(self, prices: dict[int, float]) -> CostGraph:
         graph = penalised(self.goal.problem, [(p, self._bytes_at(t)) for t, p in prices.items()])
@@ -272,38 +282,61 @@ class Fitting:
         scaled = straight if near is None else near
         return dict(zip(self.points, (scaled * unit).tolist(), strict=True))
 
-    def _combine(self) -> None:
-        """The best plan that fits of what the last plans and the best one choose."""
-        near = [p for p in self.plans if p.seconds <= _NEAR * self.bound]
-        some = [*near[-_COMBINED:], *([self.best] if self.best else [])]
-        kept = [np.unique(choices) for choices in zip(*(p.choice for p in some), strict=True)]
-        some = self.goal.budget.some(_COMBINE_SECONDS * max(1.0, self.goal.patience))
-        self._within(kept, _ROUND_GAP, some, len(self.points) + _COMBINED)
+    def _spread(self) -> None:
+        """More plans to put together, from other prices."""
+        some, prices = self.goal.budget.some(self._seconds(_SPREAD_SECONDS)), self.prices
+        for scale in _SPREAD if prices else ():
+            if some.over or self._is_over() or self._closed(self.goal.gap):
+                return
+            solution = self._priced({t: scale * p for t, p in prices.items()}, some)
+            if solution is None:
+                return
+            self._offer(solution.choice)
+            self._combine()
 
-    def _within(self, kept: list[np.ndarray], gap: float, budget: Budget, most_points: int) -> float | None:
+    def _combine(self) -> None:
+        """The best plan that fits, put together from parts of those seen."""
+        near, tried = self._near(), 1
+        some = self.goal.budget.some(_COMBINE_SECONDS * max(1.0, self.goal.patience))
+        for most in _COMBINED:
+            if len(near[:most]) > tried:
+                tried = len(near[:most])
+                self._within(together(near[:most], self.goal.problem), _ROUND_GAP, some, _MORE_POINTS)
+
+    def _combine_by_node(self) -> None:
+        """The best plan that fits of what a few of the best plans choose, node by node."""
+        some = self.goal.budget.some(self._seconds(_BY_NODE_SECONDS))
+        near = self._near()[:_BY_NODE]
+        if near and (choices := chosen(near)).pairs(self.goal.problem) <= _BY_NODE_PAIRS:
+            self._within(choices, _ROUND_GAP, some, _MORE_POINTS)
+
+    def _near(self) -> list[tuple[int, ...]]:
+        """The plans to put together, the best one first."""
+        near = self.pool.nearest(_NEAR * self.bound, self.prices, self.limit)
+        return near if self.best is None else list(dict.fromkeys([self.best.choice, *near]))
+
+    def _within(self, choices: Subset, gap: float, budget: Budget, more_points: int) -> float | None:
         """Offer the best plan of only some choices that fits at the points, which grow; the bound of all of them."""
-        problem, bound = sliced(self.goal.problem, kept), None
+        problem, bound, most_points = choices.of(self.goal.problem), None, len(self.points) + more_points
         while True:
             if budget.over or self._is_over():
                 return bound
-            limits = [(sliced(self._bytes_at(t), kept), self.limit) for t in self.points]
-            solution = solve_within(problem, limits, gap, budget, self._best_of(kept))
+            limits = [(choices.of(self._bytes_at(t)), self.limit) for t in self.points]
+            guess = None if self.best is None else choices.number(self.best.choice)
+            solution = solve_within(problem, limits, gap, budget, guess)
             if solution is None:
                 return bound
             bound = solution.bound
-            plan = self._offer([int(k[c]) for k, c in zip(kept, solution.choice, strict=True)])
+            plan = self._offer(choices.widen(solution.choice))
             if plan.peak <= self.limit or len(self.points) > most_points or len(self.points) == len(limits):
                 return bound
 
-    def _best_of(self, kept: list[np.ndarray]) -> list[int] | None:
-        """The best plan in the numbers of the choices kept, if they have all of it."""
-        if self.best is None or not all(c in k for c, k in zip(self.best.choice, kept, strict=True)):
-            return None
-        return [int(np.searchsorted(k, c)) for c, k in zip(self.best.choice, kept, strict=True)]
-
-    def _by_regions(self, best: _Seen) -> None:
+    def _by_regions(self) -> None:
         """Cheaper plans that fit by regions (``regions.py``), each the best for bytes at their prices, or at parts of
         these."""
+        best = self.best
+        if best is None or not self.prices:
+            return
         budget, gained = self.goal.budget.some(self._seconds(_REGIONS_SECONDS), part=_REGIONS_PART), True
         while gained:
             gained = False
@@ -317,19 +350,9 @@ class Fitting:
                 before, known = self.best, r.nearest(best.choice)
                 for size in (FIRST, MOST):
                     known, _ = improve_regions(
-                        r, known, size, 0.0, set(), budget, lambda c, r=r: self._takes(r.expand(c))
+                        r, known, size, 0.0, set(), budget, lambda c, r=r: self._meet(r.expand(c))
                     )
                 best, gained = self.best or best, gained or self.best is not before
-
-    def _takes(self, choice: Sequence[int]) -> bool:
-        """Offer a plan if it fits and is the best."""
-        self.goal.budget.spend(_OFFER_WORK * len(choice))
-        if self.goal.problem.evaluate(choice) >= self._aim:
-            return False
-        if self.goal.footprint.over_time(choice).max(initial=0.0) > self.limit:
-            return False
-        self._offer(choice)
-        return True
 
     def _exactly(self) -> None:
         """What prices leave open, closed where few choices are left, or among the best few.
@@ -338,7 +361,7 @@ class Fitting:
         """
         if self.goal.problem.pairs > _MOST_PAIRS and not self.goal.thorough and self._is_fine:
             return
-        exactly, whole = self._is_small or self.goal.thorough, self.goal.budget
+        exactly, whole = self.goal.problem.pairs <= _FEW_PAIRS or self.goal.thorough, self.goal.budget
         budget = whole.some(self._seconds(_EXACT_SECONDS), part=1.0 if self.goal.thorough else _IN_ALL)
         gap = self.goal.gap if exactly else max(self.goal.gap, _ROUND_GAP)
         priced = self._with_prices(self.prices)
@@ -347,31 +370,23 @@ class Fitting:
         while not self._closed(gap):
             self.goal.progress(f"fitting into memory exactly, {len(self.points)} points")
             before, kept = self._aim, self._kept(spare, self._aim - floor)
-            proven = self._within(kept, gap, budget, len(self.points) + _ROUNDS)
-            out = min(float(np.delete(s, k).min(initial=math.inf)) for s, k in zip(spare, kept, strict=True))
+            proven = self._within(kept, gap, budget, _ROUNDS)
+            out = min(float(np.delete(s, k).min(initial=math.inf)) for s, k in zip(spare, kept.kept, strict=True))
             if proven is not None:
                 # What is struck costs more than that, or than the best plan.
                 self.bound = max(self.bound, min(proven, floor + out, self._aim))
             if self._aim == before or not math.isfinite(out) or budget.over or self.was_stopped:
                 return
 
-    def _kept(self, spare: list[np.ndarray], most: float) -> list[np.ndarray]:
+    def _kept(self, spare: list[np.ndarray], most: float) -> Subset:
         """The choices that cost at most ``most`` beyond a bound, or less where those are many, and the best plan's."""
-        known = [[] for _ in spare] if self.best is None else [[c] for c in self.best.choice]
-
-        def within(level: float) -> list[np.ndarray]:
-            return [np.union1d(np.flatnonzero(s <= level), k).astype(int) for s, k in zip(spare, known, strict=True)]
-
-        def pairs(level: float) -> int:
-            kept = within(level)
-            return sum(len(kept[a]) * len(kept[b]) for a, b in self.goal.problem.edges)
-
-        most += 1e-9 * abs(most)
-        if self.goal.thorough or pairs(most) <= _MOST_LEFT:
-            return within(most)
+        known = None if self.best is None else self.best.choice
+        all_of_them = sparing(spare, most + 1e-9 * abs(most), known)
+        if self.goal.thorough or all_of_them.pairs(self.goal.problem) <= _MOST_LEFT:
+            return all_of_them
         levels = np.unique(np.concatenate(spare))
-        few = bisect.bisect_right(levels, _BEST_FEW, key=pairs)
-        return within(float(levels[max(few - 1, 0)]))
+        few = bisect.bisect_right(levels, _BEST_FEW, key=lambda x: sparing(spare, x, known).pairs(self.goal.problem))
+        return sparing(spare, float(levels[max(few - 1, 0)]), known)
 
     def _short(self, smallest: Smallest, known: list[tuple[Solution, np.ndarray]], bound: float = 0.0) -> TooSmall:
         """The error, with the smallest limit that works, or that is known to, if that is enough."""
@@ -380,12 +395,3 @@ class Fitting:
         else:
             least = Least(*min(known, key=lambda x: float(x[1].max(initial=0.0))), bound)
         return too_small(self.limit, least, self.goal.footprint)
-
-    def _out_of_time(self) -> OutOfTime:
-        smallest = min(p.peak for p in self.plans)
-        return OutOfTime(
-            f"no plan was found in time that fits into a memory limit of {self.limit:.0f} bytes per device; "
-            f"the smallest seen holds {smallest:.0f}. Raise memory_limit, or search longer (time_limit, "
-            'effort="thorough")',
-            smallest,
-        )

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..amounts import bytes_text
-from ..costs.cost_graph import CostGraph, costless, penalised, sliced
-from ..memory.infeasible import TooSmall, holdings
+from ..costs.cost_graph import CostGraph, costless, penalised
+from ..memory.infeasible import OutOfTime, TooSmall, holdings
 from ..memory.protocol import FootprintLike
 from .bundle import largest, nearest
 from .goal import Goal
 from .program import Solution, solve, solve_within
+from .recombine import chosen
 
 _ROUNDS = 60
 _SECONDS = 30.0
@@ -114,19 +115,18 @@ class Smallest:
         at = {*points, *(int(end + part.argmax()) for end, part in zip(ends, over, strict=False) if len(part))}
         budget = self.goal.budget.some(_MIX_SECONDS)
         while (peak := float(best[1].max())) > max(enough, lowest * (1 + _CLOSE)):
-            choices = zip(*(s.choice for s, _ in [best, *seen[:_MIXED]]), strict=True)
-            kept = [np.unique(c) for c in choices]
+            choices = chosen([s.choice for s, _ in [best, *seen[:_MIXED]]])
             target = enough if enough > lowest else 0.5 * (lowest + peak)
             if budget.over:
                 break
-            limits = [(sliced(self.at(t), kept), target) for t in at]
-            mixed = solve_within(sliced(self.goal.problem, kept), limits, 1.0, budget)
+            limits = [(choices.of(self.at(t)), target) for t in at]
+            mixed = solve_within(choices.of(self.goal.problem), limits, 1.0, budget)
             if mixed is None:
                 lowest = target
                 if target == enough:
                     break
                 continue
-            choice = tuple(int(k[c]) for k, c in zip(kept, mixed.choice, strict=True))
+            choice = choices.widen(mixed.choice)
             memory = self.goal.footprint.over_time(choice)
             at.add(int(memory.argmax()))
             seen.append((replace(best[0], choice=choice), memory))
@@ -163,6 +163,15 @@ def too_small(limit: float, least: Least, footprint: FootprintLike) -> TooSmall:
         "(remat='auto', jax.checkpoint)"
     )
     return TooSmall(message, least.peak)
+
+
+def out_of_time(limit: float, smallest: float) -> OutOfTime:
+    """The error where no plan was found before the budget was over."""
+    return OutOfTime(
+        f"no plan was found in time that fits into a memory limit of {limit:.0f} bytes per device; the smallest seen "
+        f'holds {smallest:.0f}. Raise memory_limit, or search longer (time_limit, effort="thorough")',
+        smallest,
+    )
 
 
 def _most(least: Least, footprint: FootprintLike) -> str:
