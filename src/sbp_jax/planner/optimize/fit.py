@@ -40,7 +40,7 @@ _FEW_PAIRS = 2_000
 # Seconds here are of work (``budget.py``). A thorough search takes half of its budget for the rounds instead.
 _SECONDS = 4.0
 # So many times as long while the gap is more than this, or for so many rounds like the longest.
-_LONGER = 4.0
+_LONGER = 1.5
 _AT_LEAST = 4.0
 _FINE = 0.03
 # After half of the work a round that closes less than this part of the gap is the last.
@@ -59,7 +59,7 @@ _BY_NODE_SECONDS = 2.0
 _MORE_POINTS = 4
 # Where prices no longer change, others give other plans: parts of those that gave the bound, and for how long.
 _SPREAD = (1.5, 0.67, 2.25, 0.45, 1.22, 0.82)
-_SPREAD_SECONDS = 3.0
+_SPREAD_SECONDS = 5.0
 # What is left open is closed, as far as some seconds do (all that are left, if thorough), where so few pairs of choices
 # are left; else the best plan is looked for among the best few. Beyond so many pairs of choices a fine gap is let be.
 _MOST_PAIRS = 200_000
@@ -292,12 +292,12 @@ class Fitting:
             if solution is None:
                 return
             self._offer(solution.choice)
-            self._combine()
+            self._combine(some)
 
-    def _combine(self) -> None:
+    def _combine(self, budget: Budget | None = None) -> None:
         """The best plan that fits, put together from parts of those seen."""
         near, tried = self._near(), 1
-        some = self.goal.budget.some(_COMBINE_SECONDS * max(1.0, self.goal.patience))
+        some = (budget or self.goal.budget).some(_COMBINE_SECONDS * max(1.0, self.goal.patience))
         for most in _COMBINED:
             if len(near[:most]) > tried:
                 tried = len(near[:most])
