@@ -67,7 +67,7 @@ def test_three_steps_equal_one_device(family: str, mesh_shape: tuple[int, int]) 
     [
         {"dtype": "bfloat16", "layers": 1},
         {"remat": True, "layers": 1},
-        {"grad_accumulation": 4, "layers": 1},
+        pytest.param({"grad_accumulation": 4, "layers": 1}, marks=pytest.mark.slow),
         pytest.param({"scan_layers": True, "layers": 3}, marks=pytest.mark.slow),
     ],
     ids=lambda o: next(iter(o)),

@@ -7,7 +7,7 @@ import pytest
 
 from random_programs import Invalid, check, generate
 
-COUNT = int(os.environ.get("SBP_PROGRAMS", "45"))
+COUNT = int(os.environ.get("SBP_PROGRAMS", "30"))
 FIRST = int(os.environ.get("SBP_FIRST_PROGRAM", "0"))
 _CLEAR_EVERY = 50
 

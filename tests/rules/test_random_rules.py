@@ -11,7 +11,7 @@ from random_cases import FAMILIES
 from rule_cases import is_key, whole_values
 from sbp_jax.rules.check import check
 
-EXAMPLES = int(os.environ.get("SBP_SOUNDNESS_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("SBP_SOUNDNESS_EXAMPLES", "5"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
