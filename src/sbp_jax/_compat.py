@@ -33,6 +33,15 @@ def is_tracer(x: Any) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
+def is_batched(x: Any) -> bool:
+    """Whether a value is one that ``jax.vmap`` maps over, also below ``jax.grad``."""
+    while is_tracer(x):
+        if type(x).__name__ == "BatchTracer":
+            return True
+        x = getattr(x, "primal", None)
+    return False
+
+
 def is_differentiated(x: Any) -> bool:
     """Whether a value is one that ``jax.grad`` or ``jax.jvp`` differentiates by."""
     return type(x).__name__ in _DIFFERENTIATING

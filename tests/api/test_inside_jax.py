@@ -59,6 +59,18 @@ def test_vmap() -> None:
     close(sbp.auto_parallel(jax.vmap(f, in_axes=(None, 0)), placement=P)(W, xs), wanted)
 
 
+@pytest.mark.parametrize("rows", [3, 8, 16])
+def test_vmap_over_values_that_are_split(rows: int) -> None:
+    xs = jnp.arange(rows * 8 * 16.0).reshape(rows, 8, 16)
+    planned = sbp.auto_parallel(lambda x: jnp.sin(x) * 2, placement=P)
+    close(jax.vmap(planned)(xs), jnp.sin(xs) * 2)
+    close(jax.vmap(jax.vmap(planned))(xs[:, None]), jnp.sin(xs[:, None]) * 2)
+    close(jax.vmap(planned, in_axes=1)(xs), jnp.sin(xs.swapaxes(0, 1)) * 2)
+    close(jax.vmap(jax.grad(lambda x: planned(x).sum()))(xs), 2 * jnp.cos(xs))
+    close(jax.grad(lambda x: jax.vmap(planned)(x).sum())(xs), 2 * jnp.cos(xs))
+    close(jax.jit(jax.vmap(planned))(xs), jnp.sin(xs) * 2)
+
+
 def test_a_planned_function_in_a_planned_one_is_planned_with_it() -> None:
     inner = sbp.auto_parallel(f, placement=place(8), in_sbp=("B", "S(0)"))
     outer = sbp.auto_parallel(lambda w, x: jax.grad(lambda w: inner(w, x)[1] ** 2)(w), placement=P)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from .._compat import is_tracer, without_nan_checks
+from .._compat import is_batched, is_tracer, without_nan_checks
 from ..differences import shortened
 from ..errors import PlanError
 from ..tensor import GlobalTensor
@@ -117,8 +117,11 @@ def _traced(x: Any, sharding: NamedSharding) -> Any:
     """``x`` in ``sharding``, inside a trace.
 
     The transpose of ``device_put`` sends a cotangent back to where its value was: it cannot go there from devices of
-    several processes (JAX 0.10.2). Nor can random keys go where ``device_put`` sends them.
+    several processes (JAX 0.10.2). Nor can random keys go where ``device_put`` sends them. And under ``vmap`` it splits
+    the mapped dim in place of the first one of the value: there the value goes to all devices whole, first.
     """
     if sharding.is_fully_addressable:
-        return jax.device_put(x, sharding)
+        if not is_batched(x):
+            return jax.device_put(x, sharding)
+        x = jax.device_put(x, NamedSharding(sharding.mesh, PartitionSpec()))
     return jax.jit(lambda value: value, out_shardings=sharding)(x)
