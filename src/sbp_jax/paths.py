@@ -16,7 +16,7 @@ _CONTAINERS = ("params", "model")
 # Numbers by which repeated parts differ: a part of its own, or at the end of a folder's name (``Dense_0/``). Not the
 # first part, which says which argument; not in ``w1``, which is a name.
 _NUMBER = re.compile(r"(?<=/)(?:0|[1-9]\d*)(?=/|$)|(?<=_)(?:0|[1-9]\d*)(?=/)")
-_RANGES = re.compile(r"(.*_)?(\d+(?:\.\.\d+)?(?:,\d+(?:\.\.\d+)?)*)")
+_RANGES = re.compile(r"(.*_|.*[^\d,.](?=\d+\.\.\d))?(\d+(?:\.\.\d+)?(?:,\d+(?:\.\.\d+)?)*)")
 _GAP = "\0"  # in no path
 _MOST_IN_A_RANGE = 100_000
 
@@ -164,7 +164,7 @@ def is_pattern(key: str) -> bool:
 
 def matcher(key: str) -> Callable[[str], bool]:
     """Whether a path is meant by a key: ``*`` is any one part or a piece of one, ``**`` any number of parts, none
-    included, ``0..11`` or ``0,2..5`` any of these numbers."""
+    included, ``0..11`` or ``0,2..5`` any of these numbers, also at the end of a name (``layer0..11``)."""
     expression = ""
     for part in key.split("/"):
         if part == "**":

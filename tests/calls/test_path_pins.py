@@ -98,3 +98,13 @@ def test_arguments_by_name_and_a_planned_function() -> None:
 def test_what_cannot_be(pins: Any, message: str) -> None:
     with pytest.raises(sbp.SbpError, match=message):
         plan(pins)
+
+
+def test_a_dictionary_by_path_given_as_in_sbp_is_told_where_it_belongs() -> None:
+    with pytest.raises(sbp.PlanError, match=r"a dictionary by path \('\*\*/kernel'\) is pins=\{\.\.\.\}"):
+        sbp.plan(
+            lambda state, x: (state[0]["kernel"] * x.sum(), state[1]),
+            ({"kernel": jax.ShapeDtypeStruct((8, 8), "float32")}, jax.ShapeDtypeStruct((), "int32")),
+            jax.ShapeDtypeStruct((8,), "float32"),
+            placement=sbp.placement.abstract((8,), cluster="h100"), in_sbp={"**/kernel": "S(0)"},
+        )  # fmt: skip

@@ -94,6 +94,24 @@ def test_a_search_among_many_begins_with_axes_as_one(monkeypatch: pytest.MonkeyP
     assert many.objective == pytest.approx(few.objective, rel=1e-3)
 
 
+def test_without_a_limit_it_is_guessed_at_by_plans_with_axes_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two axes as one is a plan among all: what is found costs no more than any of them."""
+    few = planned("ilp", 2, 2, 2)
+    monkeypatch.setattr(ilp, "_LATE", 0)
+    guessed: list[float] = []
+
+    def told(task: Task, part: float, find=ilp.guesses):
+        found = find(task, part)
+        guessed.extend(task.problem.evaluate(choice) for choice in found)
+        return found
+
+    monkeypatch.setattr(ilp, "guesses", told)
+    many = planned("ilp", 2, 2, 2)
+    assert len(guessed) == 3, "all three axes, the first two, the last two"
+    assert many.objective <= min(guessed) * (1 + 1e-9)
+    assert many.objective == pytest.approx(few.objective, rel=1e-2)
+
+
 def test_numbers_among_those_kept() -> None:
     random = np.random.default_rng(0)
     problem = CostGraph([random.random(4) for _ in range(3)], {(0, 2): random.random((4, 4))})

@@ -286,7 +286,7 @@ def test_only_scalars() -> None:
 
 def test_nothing_worth_splitting() -> None:
     p = plan(lambda x: jnp.tanh(x), f32(8, 8), donate=(), in_sbp=("B",), out_sbp="B")
-    assert "That is the cheapest" in p.notes[0]
+    assert "That is the cheapest, given the pins: " in p.notes[0]
 
 
 def test_one_device_needs_no_note() -> None:

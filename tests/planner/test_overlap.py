@@ -13,7 +13,7 @@ import pytest
 
 import sbp_jax as sbp
 from examples import zoo
-from sbp_jax.planner import exposed, overlap
+from sbp_jax.planner import exposed, overlap, prepare
 from sbp_jax.planner.costs.slack import exposed as stick_out
 
 ZOO: dict[str, Callable[[], Any]] = {
@@ -116,6 +116,16 @@ def test_cover_is_the_compute_between() -> None:
     before = sum(plan.timeline.costs[c].seconds for n, c in plan.timeline.runs if n < last)
     assert covers[w, last] == pytest.approx(before) and before > 0
     assert min(s for (i, _), s in covers.items() if i == x) == 0.0
+
+
+def test_what_a_search_is_made_from_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    cluster_ops = prepare.cluster_ops
+    monkeypatch.setattr(prepare, "cluster_ops", lambda *args: (made.append(args[0]), cluster_ops(*args))[1])
+    found = planned.__wrapped__("mlp", (8,))
+    assert found.priced == "exposed" and len(made) == 1
+    s = found.statistics
+    assert 0 < s["build_seconds"] and s["build_seconds"] + s["solve_seconds"] <= found.planning_seconds
 
 
 def test_twice_the_same() -> None:

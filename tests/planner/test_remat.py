@@ -87,6 +87,18 @@ def test_a_plan_hardly_dearer_than_without_a_limit_is_enough(monkeypatch: pytest
     assert free.objective < tight.objective < 1.01 * free.objective and len(count) == searches
 
 
+@pytest.mark.parametrize(("effort", "searches"), [("default", 1), ("thorough", 2)])
+def test_what_saves_next_to_nothing_is_not_searched(monkeypatch: pytest.MonkeyPatch, effort, searches) -> None:
+    """A fifth of the limit would be free, but at what a byte is worth that saves a hundredth of the step."""
+    free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=sbp.AutoParallelConfig(overlap=False))
+    count: list[int] = []
+    monkeypatch.setattr(remat, "make_plan", lambda *args, **kwargs: (count.append(1), make_plan(*args, **kwargs))[1])
+    config = sbp.AutoParallelConfig(memory_limit=0.9 * free.memory_per_device, overlap=False, effort=effort)
+    tight = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+    assert 1.01 * free.objective < tight.objective < 1.02 * free.objective and len(count) == searches
+    assert 0 < tight.statistics["seconds_per_byte"] * tight.memory_per_device < tight.objective
+
+
 def test_what_frees_next_to_nothing_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Near a limit arguments may be read anew; where they weigh little, that would be the same search twice."""
 

@@ -68,7 +68,22 @@ def test_the_rule_is_the_reason_that_nothing_is_split() -> None:
 
 def test_what_could_be_split_is_whole_for_its_price() -> None:
     (note,) = plan(lambda x: x * 2, f32(8, 8), in_sbp="B, B", out_sbp="B, B").notes
-    assert "nothing is split" in note and "That is the cheapest" in note
+    assert "nothing is split" in note and "That is the cheapest, given the pins: " in note
+
+
+def test_what_a_strategy_keeps_whole_is_not_said_to_be_cheaper_so() -> None:
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        loss, slope = jax.value_and_grad(lambda w: jnp.tanh(x @ w).sum())(w)
+        return w - 0.01 * slope / (1 + jnp.abs(slope)), loss
+
+    asked = sbp.AutoParallelConfig(solver="data_parallel")
+    where = sbp.placement.abstract((8,), cluster="h100")
+    shapes = f32(1024, 1024), f32(64, 1024)
+    p = sbp.plan(step, *shapes, placement=where, donate_argnums=0, config=asked)
+    (note,) = [n for n in p.notes if "computes whole" in n]
+    assert "than it saves, given solver='data_parallel' (share" in note
+    free = sbp.plan(step, *shapes, placement=where, donate_argnums=0)
+    assert not any("computes whole" in n for n in free.notes) and free.step_seconds < p.step_seconds
 
 
 def test_in_a_loop_every_run_counts() -> None:

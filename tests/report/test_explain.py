@@ -53,6 +53,27 @@ def test_a_layer_a_line_a_value(plan: sbp.Plan) -> None:
     assert plan.explain("d*n").kind == "layer"
 
 
+def test_a_part_of_a_layers_path() -> None:
+    """What Flax calls a module, where the state is a tuple, and ``params`` not the first part of its paths."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(tree: Any) -> jax.Array:
+            y = x
+            for block in tree["params"].values():
+                y = jnp.tanh(y @ block["up"]["kernel"]) @ block["down"]["kernel"]
+            return (y**2).sum()
+
+        return jax.tree.map(lambda p, g: p - g, state, (jax.grad(loss)(state[0]), state[1]))
+
+    kernel = {"kernel": jax.ShapeDtypeStruct((256, 256), "float32")}
+    params = {"params": {f"block{k}": {"up": kernel, "down": kernel} for k in range(2)}}
+    x = jax.ShapeDtypeStruct((64, 256), "float32")
+    p = sbp.plan(step, (params, x), x, placement=sbp.placement.abstract((8,), cluster="h100"), donate_argnums=0)
+    up, whole = p.explain("block1/up"), p.explain("block1")
+    assert up.kind == whole.kind == "layer" and 0 < len(up.items) + up.left_out < len(whole.items) + whole.left_out
+    assert str(p.explain("state/0/params/block1/up")).split("\n\n")[1:] == str(up).split("\n\n")[1:]
+
+
 def test_a_layer_is_a_sentence_and_a_row_for_each_kind_of_op(plan: sbp.Plan) -> None:
     found = plan.explain("down")
     text = str(found)

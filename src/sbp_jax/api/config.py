@@ -39,9 +39,9 @@ class AutoParallelConfig:
             ``UserWarning`` and a note that say so. None: no clock is read, ``effort`` alone counts.
         effort: how much work the search may do, counted and not timed: the same program, options and versions give the
             same plan and the same proven gap on a busy machine as on an idle one. "quick": within 1 % is enough, a few
-            seconds. "default": within 0.1 % is enough, and after some seconds' work within 1 %; where memory is short
-            it may leave a few percent open, there more (``plan.optimality_gap``). "thorough": until proven optimal (to
-            ``gap``), however long that takes; give ``time_limit`` with it.
+            seconds. "default": within 0.1 % is enough, and after the work of about half a second within 1 %; where
+            memory is short it may leave a few percent open, there more (``plan.optimality_gap``). "thorough": until
+            proven optimal (to ``gap``), however long that takes; give ``time_limit`` with it.
         gap: stop when the proven relative gap is at most this.
         memory_limit: bytes per device, a number or text such as "40GB" (10^9) or "40GiB" (2^30), firm: where no plan
             meets it, that is an error. None: the device's less a tenth; where no plan meets that, the cheapest plan is

@@ -227,16 +227,20 @@ class ParallelFunction:
                 agreed.agree_on_same(asked, self._name, lambda: facts(f"given, {agreed.digest(given)}"), program)
                 data = copy.copy(given)
             else:
+                prepared: list[Any] = []
+
+                def request_to_search(where: Placement) -> Request:
+                    return replace(request_on(where), prepared=prepared)
 
                 def plan_on(where: Placement) -> PlanData:
-                    return plan_to_fit(program, request_on(where), self._name)
+                    return plan_to_fit(program, request_to_search(where), self._name)
 
                 def search() -> PlanData:
                     found = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
                     compare_with_padding(
                         program, found, request_on(found.placement), lambda p, asked: plan_to_fit(p, asked, self._name)
                     )
-                    found = hide_boxing(program, found, request_on(found.placement), self._name)
+                    found = hide_boxing(program, found, request_to_search(found.placement), self._name)
                     found.options = self._config.plan_options()
                     return found
 

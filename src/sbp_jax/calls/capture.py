@@ -165,6 +165,11 @@ def _spread(given: Any, numbers: Any, words: str) -> list[tuple[int, Any]]:
             given, numbers, is_leaf=is_sbp,
         )  # fmt: skip
     except ValueError as error:
-        raise PlanError(f"{words} does not have the structure of what it pins: {error}") from None
+        keys = list(given) if words == "in_sbp" and isinstance(given, Mapping) else []
+        if keys and all(isinstance(key, str) for key in keys):
+            by_path = f"a dictionary by path ({keys[0]!r}) is pins={{...}}; "
+        else:
+            by_path = ""
+        raise PlanError(f"{words} does not have the structure of what it pins: {by_path}{error}") from None
     pairs = jax.tree.leaves(spread, is_leaf=lambda x: isinstance(x, list) and all(isinstance(p, tuple) for p in x))
     return [p for part in pairs for p in part]

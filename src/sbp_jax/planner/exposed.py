@@ -35,10 +35,10 @@ FIRST_SHARE = 0.4
 _HIDDEN = 0.02
 # A plan is taken only if its simulated step is shorter by at least this part.
 WORTH = 1e-3
-# Strategies whose plans are compared too, those that hide well first. Megatron's family is the largest: to prove it
-# takes as long as to search all plans.
+# Strategies whose plans are compared too, those that hide well first. They are a start, and judged by their simulated
+# steps: to prove them further than this takes as long as to search all plans.
 _EXPERTS = ("data_parallel", "zero2", "zero3", "megatron")
-_EXPERT_GAPS = {"megatron": 0.02}
+_EXPERT_GAP = 0.02
 # A pass need not be proven further than this: what it minimises is a model of what counts.
 _PASS_GAP = 0.004
 # The price after a pass that found nothing as short as a fixed strategy: so much of the one at which both cost as much;
@@ -154,7 +154,7 @@ def _proven(chosen: Found, passes: Sequence[_Pass]) -> _Pass:
     # A plan of less without the memory limit is known only where memory was short in the search at these prices.
     free = proof.free_seconds if proof.memory_is_short else at[k]
     found = replace(chosen, seconds=at[k], bound=min(proof.bound, at[k]), free_seconds=free,
-                    memory_is_short=proof.memory_is_short)  # fmt: skip
+                    memory_is_short=proof.memory_is_short, seconds_per_byte=proof.seconds_per_byte)  # fmt: skip
     return _Pass(share, problem, found)
 
 
@@ -188,7 +188,7 @@ def _experts(task: Task, request: Request) -> list[Found]:
     plans = []
     for name in _EXPERTS:
         try:
-            gap = max(task.gap, 0.0 if task.thorough else _EXPERT_GAPS.get(name, 0.0))
+            gap = max(task.gap, 0.0 if task.thorough else _EXPERT_GAP)
             found = lookup(name)(replace(task, gap=gap, below=IMPOSSIBLE, budget=task.budget.again()))
         except TooSmall:
             continue

@@ -7,30 +7,21 @@ import time
 from ..cluster import to_toml
 from ..errors import PlanError
 from ..plan import PlanData
-from ..signature import Signature, broadcast
 from ..trace import Program, without_collecting
 from .budget import Budget
-from .costs.assemble import Decisions, assemble
-from .costs.cost_graph import IMPOSSIBLE, CostGraph, costless
-from .costs.op_cost import CostModel
-from .costs.slack import Slack
+from .costs.assemble import assemble
+from .costs.cost_graph import IMPOSSIBLE, costless
 from .decide import decide
 from .exposed import shorter, told
-from .graph.batch import examples
-from .graph.clusters import cluster_ops, factor_maps
-from .graph.partials import partial_kinds
-from .graph.roles import roles
-from .graph.symmetry import classes
-from .memory.footprint import Footprint
 from .methods import Task
-from .methods.node_roles import NodeRoles, node_roles
 from .methods.unmoved import unmoved
 from .optimize.program import solve
-from .output.alternatives import force, insight
+from .output.alternatives import insight
 from .output.plan_builder import build_plan, build_unmoved
 from .output.repeated import repeated
 from .output.unsplit import unsplit
 from .pins import PinError, Pins, conflict_message, narrow_to_pins
+from .prepare import prepare
 from .request import Request
 from .versions import versions
 
@@ -46,49 +37,24 @@ def make_plan(program: Program, request: Request, name: str = "function") -> Pla
 
 def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     start = time.perf_counter()
-    sizes = request.placement.shape
-    request.progress("reading the rules")
-    factors = factor_maps(program, request.narrow_partial)
-    kinds = partial_kinds(program, factors)
-    allowed = narrow_to_pins(program, request.pins, request.placement)
+    prepared = prepare(program, request)
     plain = request.zero_stage is None and not request.prefer_less_memory
     if request.computation_ratio == 0 and request.solver == "ilp" and plain:
-        ways = unmoved(program, factors, kinds, sizes, request.uneven, allowed)
+        allowed = narrow_to_pins(program, request.pins, request.placement)
+        ways = unmoved(program, prepared.factors, prepared.kinds, request.placement.shape, request.uneven, allowed)
         if ways is not None:
             return build_unmoved(program, ways, request, name, start)
-    clustering = cluster_ops(program, factors, kinds, sizes, allowed, request.uneven)
-    request.progress("finding repeated layers")
-    clusters = clustering.clusters
-    groups = classes(clusters, clustering.free) if request.share_layers else list(range(len(clusters)))
-    model = CostModel(request.cluster, sizes, request.computation_ratio, request.uneven)
-    request.progress("pricing")
-
-    def priced(slack: Slack | None = None) -> tuple[CostGraph, Decisions]:
-        return assemble(
-            program, clustering, groups, model, request.wait_seconds, request.trunk_algo, request.sbp_collector, slack
-        )
-
-    graph, decisions = priced()
-    force(graph, decisions, request.forced)
-    footprint = Footprint(decisions, graph)
+    graph, decisions, footprint = prepared.graph, prepared.decisions, prepared.footprint
     built = time.perf_counter()
     request.progress("solving")
-
-    @functools.cache
-    def parts() -> NodeRoles:
-        whole = [k for k, (s, _) in request.pins.items() if isinstance(s, Signature) and set(s) == {broadcast}]
-        found = roles(program, factors, whole)
-        batch = examples(program, factors, found) if found.known else None
-        return node_roles(decisions, found, tuple(request.pins), batch)
-
     task = Task(graph, footprint, request.memory_limit_bytes, request.gap, request.budget, request.progress,
-                find_roles=parts, thorough=request.thorough, tell_smallest=request.tell_smallest,
-                clusters_per_class=len(clusters) / max(decisions.n_classes, 1))  # fmt: skip
+                find_roles=lambda: prepared.roles, thorough=request.thorough, tell_smallest=request.tell_smallest,
+                clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1))  # fmt: skip
     hidden, before = None, request.budget.spent
     if request.shorter_than is None:
         decided = decide(task, request)
     else:
-        hidden = shorter(program, task, request, request.shorter_than, lambda slack: priced(slack)[0],
+        hidden = shorter(program, task, request, request.shorter_than, lambda slack: prepared.priced(slack)[0],
                          lambda choice: build_plan(decisions, choice, footprint, request, name))  # fmt: skip
         if hidden is None:
             return request.shorter_than
@@ -108,20 +74,16 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
             raise PlanError(f"no plan has {asked} there: other ops cannot follow it")
 
         def possible(pins: Pins) -> bool:
-            some = cluster_ops(
-                program, factors, kinds, sizes, narrow_to_pins(program, pins, request.placement), request.uneven
-            )
-            numbers = classes(some.clusters, some.free) if request.share_layers else list(range(len(some.clusters)))
             # With less work a plan that exists may not be found.
-            graph, budget = costless(assemble(program, some, numbers, model)[0]), Budget().some(_EXPLAIN_SECONDS)
-            return solve(graph, 1.0, budget) is not None
+            graph = costless(assemble(program, *prepared.clusters(pins), prepared.model)[0])
+            return solve(graph, 1.0, Budget().some(_EXPLAIN_SECONDS)) is not None
 
         raise PinError(conflict_message(program, request.pins, possible))
     found = decided.found
     plan = build_plan(decisions, found.solution.choice, footprint, request, name)
-    whole = repeated(program, factors, plan, request) if request.share_layers else []
+    whole = repeated(program, prepared.factors, plan, request) if request.share_layers else []
     plan.unruled = [(r.primitive, r.where) for r in whole if r.cause != "price"]
-    plan.notes += [*found.notes, *unsplit(program, plan, whole)]
+    plan.notes += [*found.notes, *unsplit(program, plan, whole, request)]
     plan.solver = decided.solver
     # What the solver minimised; with OneFlow's weights that is not the seconds of a step.
     plan.objective = found.seconds
@@ -136,7 +98,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     plan.planning_seconds = time.perf_counter() - start
     plan.statistics = {
         "nodes": len(program.nodes),
-        "cells": len(clusters),
+        "cells": len(prepared.clustered[0].clusters),
         "classes": decisions.n_classes,
         "kernel": found.solution.kernel_nodes,
         "variables": found.solution.variables,
@@ -152,4 +114,6 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         plan.notes.append(told(hidden))
     if found.free_seconds is not None:
         plan.statistics["free_seconds"] = found.free_seconds
+    if found.memory_is_short:
+        plan.statistics["seconds_per_byte"] = found.seconds_per_byte
     return plan

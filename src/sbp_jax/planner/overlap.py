@@ -32,6 +32,8 @@ def hide_boxing(program: Program, plan: PlanData, request: Request, name: str = 
         found.fingerprint = fingerprint(program)
         found.only_even = plan.only_even
         found.planning_seconds = plan.planning_seconds
+        for part in ("build_seconds", "solve_seconds", "work"):
+            found.statistics[part] += plan.statistics.get(part, 0.0)
     found.planning_seconds += time.perf_counter() - start
     return found
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..cluster import Cluster
 from ..placement import Placement
@@ -22,7 +23,8 @@ class Request:
     ``thorough``: whether to spend all of it where that proves more. ``forced``: by node, the signature that its result
     (an output's operand) must have, whatever it costs. ``shorter_than``: a plan for the same, which is to be given back
     unless one is found whose simulated step is shorter. ``tell_smallest``: whether the error of a limit that
-    is too small says the smallest that is not. The others as in ``AutoParallelConfig``.
+    is too small says the smallest that is not. ``prepared``: programs that are ready to be searched (``prepare.py``),
+    shared by requests that are made of each other. The others as in ``AutoParallelConfig``.
     """
 
     placement: Placement
@@ -49,4 +51,5 @@ class Request:
     overlap: bool = False
     shorter_than: PlanData | None = None
     tell_smallest: bool = True
+    prepared: list[Any] | None = field(default=None, compare=False, repr=False)
     progress: Callable[[str], None] = lambda _: None

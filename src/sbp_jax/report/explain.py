@@ -198,7 +198,8 @@ def _find(plan: PlanData, what: str, arguments_first: bool) -> tuple[str, list[i
     """The decisions meant by a name: any that reports print, and what the user calls it; and, of layers, which.
 
     An argument's path, its argument and ``params`` left out or not; a layer, a module that has layers below it, or a
-    path to either; both with ``*``, ``**`` and ranges (``blocks/0..11``); a source line "file.py:51"; a value's name.
+    path to either; both with ``*``, ``**`` and ranges (``blocks/0..11``); a source line "file.py:51"; a value's name;
+    what none of these is, by the end of an argument's path or any part of a layer's.
     ``PlanError`` with the nearest names where there is none.
     """
     insight = plan.insight
@@ -241,6 +242,8 @@ def _find(plan: PlanData, what: str, arguments_first: bool) -> tuple[str, list[i
     tails = [k for p, k in arguments.items() if p.endswith(f"/{what}") or shown[p].endswith(f"/{what}")]
     if tails:
         return "argument", _distinct(tails), None
+    if some := {name for name in layers if f"/{what}/" in f"/{name}/"}:
+        return "layer", _in_layers(plan, some), some
     lines = [short_line(d.source) for d in insight.decisions if d.source]
     every = list(
         dict.fromkeys(

@@ -38,6 +38,8 @@ _WORDS = {
 }
 # A family may take so many times its share of the budget that is left.
 _SHARE = 1.5
+# Guesses need not be proven further than this.
+_GUESS_GAP = 0.01
 # The smallest family may take so many times as long as others: what comes after begins with its plan.
 _PATIENT = 10.0
 
@@ -79,6 +81,20 @@ def coarsest(task: Task) -> dict[str, Found | None]:
         except TooSmall:
             return {words: None}
     return {}
+
+
+def guesses(task: Task, part: float) -> list[tuple[int, ...]]:
+    """The best plans found that treat axes as one, without a memory limit; each in ``part`` of what is left of the
+    budget.
+    """
+    plans = []
+    for rule in _merged(task).values():
+        gap = max(task.gap, _GUESS_GAP)
+        alone = replace(task, limit_bytes=None, gap=gap, thorough=False, budget=task.budget.share(part))
+        found = best_of_family(alone, rule(alone))
+        if found is not None:
+            plans.append(found.solution.choice)
+    return plans
 
 
 def _merged(task: Task) -> dict[str, Callable[[Task], Restriction]]:

@@ -72,7 +72,7 @@ def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> 
             return None if start is None else narrowed.choices.number(start)
 
         alone = replace(task, problem=narrowed.problem, footprint=narrowed.footprint)
-        found = search(replace(alone, patience=_PATIENCE * task.patience, find_start=find_start))
+        found = search(replace(alone, patience=_PATIENCE * task.patience, guesses=(), find_start=find_start))
     else:
         found = sweep(narrowed.problem, narrowed.footprint, task.limit_bytes)
     if found is None:

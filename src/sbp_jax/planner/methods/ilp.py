@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..budget import Budget
 from ..memory.infeasible import OutOfTime
 from ..optimize.search import Found, search
-from .experts import cheapest, cheapest_strategy, coarsest
+from .experts import cheapest, cheapest_strategy, coarsest, guesses
 from .task import Task, register
 
 # A gap of less is as good as none; with so many pairs of choices, where families take seconds, one of less than that.
@@ -25,7 +25,9 @@ _FEW_AXES = 2
 _OPEN_ON_FEW_AXES = 0.1
 # Where families are not searched, the strategies themselves are, in this part of the budget: no plan is above theirs.
 _FOR_STRATEGIES = 0.15
-# Beyond so many pairs of choices a search begins with a plan of the smallest family, in this part of the budget.
+# Beyond so many pairs of choices a search begins with plans that treat axes as one, in this part of the budget: without
+# them it is within the goal of its bound long before it has a good plan. Where memory is short, with the smallest such
+# family's best that fits.
 _LATE = 1_000_000
 _FOR_A_START = 0.25
 
@@ -36,10 +38,11 @@ def ilp(task: Task) -> Found | None:
     if not task.thorough and task.tell_smallest and _is_hopeless(task):
         task = replace(task, budget=Budget())  # the answer is the smallest limit that works: that takes what it takes
     first: dict[str, Found | None] = {}
+    is_late = task.problem.pairs > _LATE
 
     def find_start() -> tuple[int, ...] | None:
         """A plan of the smallest family: among so many choices a search finds its first one late."""
-        if task.problem.pairs <= _LATE or _is_shared(task):
+        if not is_late or _is_shared(task):
             return None
         first.update(coarsest(replace(task, thorough=False, budget=task.budget.share(_FOR_A_START))))
         return known()
@@ -48,7 +51,8 @@ def ilp(task: Task) -> Found | None:
         return next((f.solution.choice for f in first.values() if f), None)
 
     try:
-        found = search(replace(task, find_start=find_start))
+        first_guesses = guesses(task, _FOR_A_START) if is_late else ()
+        found = search(replace(task, guesses=first_guesses, find_start=find_start))
     except OutOfTime:
         if task.thorough:
             raise

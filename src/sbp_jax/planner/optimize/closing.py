@@ -45,7 +45,7 @@ _GUESS_SECONDS = 3.0
 # Steps beside rounds get so many times the work of all rounds.
 _REGIONS, _ELIMINATIONS, _GUESSES_SHARE = 2.0, 1.5, 3.0
 # Bounds are settled when a round raises them by less than this part.
-_SETTLED = 0.01
+_SETTLED = 0.003
 # Eliminations are within this part of the gap at first, and have so many assignments at once.
 _FIRST_PART = 1 / 16
 _MOST_ROWS = 100_000
@@ -207,8 +207,11 @@ class Closing:
         parts = np.array(_GUESSES)
         most_spare = self.bound + parts * gap - self.there
         spare = {n: self.spare[n][k] for n, k in self._rows(r)}
-        count = {n: (x[:, None] <= most_spare).sum(axis=0) for n, x in spare.items()}
-        left = sum((count[a] * count[b] for a, b in r.edges), np.zeros(len(parts), np.int64))
+        at = {n: k for k, n in enumerate(spare)}
+        # How many choices each node has within each guess.
+        count = np.array([np.searchsorted(np.sort(x), most_spare, side="right") for x in spare.values()])
+        ends = np.array([(at[a], at[b]) for a, b in r.edges], int).reshape(-1, 2)
+        left = (count[ends[:, 0]] * count[ends[:, 1]]).sum(axis=0)
         few = np.flatnonzero(left <= _FEW_GUESSED)
         if not len(few):
             return

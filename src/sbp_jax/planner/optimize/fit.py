@@ -57,9 +57,10 @@ _BY_NODE, _BY_NODE_PAIRS = 4, 4_000
 _BY_NODE_SECONDS = 2.0
 # How many points may be added meanwhile.
 _MORE_POINTS = 4
-# Where prices no longer change, others give other plans: parts of those that gave the bound, and for how long.
+# Where prices no longer change, others give other plans: parts of those that gave the bound, for how long, and how many
+# may gain nothing in a row.
 _SPREAD = (1.5, 0.67, 2.25, 0.45, 1.22, 0.82)
-_SPREAD_SECONDS = 5.0
+_SPREAD_SECONDS, _MOST_IDLE = 5.0, 3
 # What is left open is closed, as far as some seconds do (all that are left, if thorough), where so few pairs of choices
 # are left; else the best plan is looked for among the best few. Beyond so many pairs of choices a fine gap is let be.
 _MOST_PAIRS = 200_000
@@ -284,15 +285,17 @@ class Fitting:
 
     def _spread(self) -> None:
         """More plans to put together, from other prices."""
-        some, prices = self.goal.budget.some(self._seconds(_SPREAD_SECONDS)), self.prices
+        some, prices, idle = self.goal.budget.some(self._seconds(_SPREAD_SECONDS)), self.prices, 0
         for scale in _SPREAD if prices else ():
-            if some.over or self._is_over() or self._closed(self.goal.gap):
+            if some.over or self._is_over() or self._closed(self.goal.gap) or idle >= _MOST_IDLE:
                 return
+            before = self._aim, self.bound
             solution = self._priced({t: scale * p for t, p in prices.items()}, some)
             if solution is None:
                 return
             self._offer(solution.choice)
             self._combine(some)
+            idle = 0 if (self._aim, self.bound) != before else idle + 1
 
     def _combine(self, budget: Budget | None = None) -> None:
         """The best plan that fits, put together from parts of those seen."""

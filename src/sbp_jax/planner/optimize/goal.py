@@ -27,6 +27,7 @@ class Goal:
         below: plans of so many seconds or more are of no interest.
         patience: multiplies the work that a search takes to fit into memory, where it is not thorough.
         tell_smallest: whether to look for the smallest limit that a plan fits into, where none was found that does.
+        guesses: plans that may be good, whether they fit or not.
         find_start: gives a plan that fits, or None; asked where the cheapest plan does not fit.
     """
 
@@ -40,4 +41,5 @@ class Goal:
     below: float = math.inf
     patience: float = 1.0
     tell_smallest: bool = True
+    guesses: Sequence[Sequence[int]] = ()
     find_start: FindStart | None = None

@@ -22,6 +22,7 @@ _DENSE = 4_000_000
 _LONG = 1_000_000
 # Work at a node beside the entries that are looked at.
 _NODE_WORK = 2_000
+_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -93,7 +94,9 @@ class Reduction:
                     nodes[n] += self.matrix(n, a)[:, choice[a]]
                 elif n < a:
                     edges[n, a] = self.edges[n, a]
-        kept = [np.arange(len(nodes[n])) if n in nodes else np.zeros(0, np.int64) for n in range(len(self.kept))]
+        kept = [_NONE] * len(self.kept)
+        for n, c in nodes.items():
+            kept[n] = np.arange(len(c))
         around = {n: self.around[n] & nodes.keys() for n in nodes}
         return Reduction(nodes, edges, kept, around=around, place=self.place)
 

@@ -89,7 +89,7 @@ def _best_in(r: Reduction, choice: Choice, region: set[int], least_gain: float, 
     """The best choices of a region; None where those that it has are, or where that is not found."""
     part = r.freed(region, choice)
     most = part.value({n: choice[n] for n in region}) - least_gain
-    if not consistent(part) or not prune(part, most, budget):
+    if not prune(part, most, budget):  # also what is impossible
         return None
     try:
         found = _within(part, most, _FEW_ROWS, budget)

@@ -12,7 +12,8 @@ class Found:
     """The solution (its choice is the plan), its seconds a step without prices, and the bound proven for them.
 
     ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it. ``memory_is_short``:
-    whether that plan holds more than the limit. ``notes``: what is to be told with the plan.
+    whether that plan holds more than the limit. ``seconds_per_byte``: what a byte more would save, by the prices that
+    prove the bound. ``notes``: what is to be told with the plan.
     """
 
     solution: Solution
@@ -20,6 +21,7 @@ class Found:
     bound: float
     free_seconds: float | None = None
     memory_is_short: bool = False
+    seconds_per_byte: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -29,7 +31,7 @@ def search(goal: Goal) -> Found | None:
 
     Raises ``TooSmall`` with the smallest limit found possible, where the goal's is less, or ``OutOfTime``.
     """
-    solution = solve(goal.problem, goal.gap, goal.budget)
+    solution = solve(goal.problem, goal.gap, goal.budget, goal.guesses)
     if solution is None or solution.bound >= goal.below:
         return None
     limit, free = goal.limit_bytes, solution.objective
@@ -48,4 +50,7 @@ def search(goal: Goal) -> Found | None:
                 "the work that a search does by default was done while fitting into memory: the plan is the best one "
                 'seen until then. Ask for more with effort="thorough", or give time_limit= (seconds)',
             )
-    return Found(solution, solution.objective, solution.bound, free, memory_is_short=True, notes=notes)
+    price = sum(fitting.prices.values())
+    return Found(
+        solution, solution.objective, solution.bound, free, memory_is_short=True, seconds_per_byte=price, notes=notes
+    )

@@ -34,6 +34,8 @@ _SMALL = {opaque_rules.KEYS, opaque_rules.TOKEN, opaque_rules.SHAPE}
 _UNPRICED = {opaque_rules.BODY, opaque_rules.SCALES, once_rules.REASON}
 _ITERATIVE = {"eig", "eigh", "schur", "svd"}
 _PRICE = "splitting it would cost more in moving data than it saves"
+# Of these, prices alone decide; others fix something, or do not find the cheapest.
+_EXACT = ("ilp", "dp", "exhaustive")
 
 
 Cause = Literal["rule", "sizes", "price"]
@@ -113,7 +115,15 @@ def _part(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def notes(found: Iterable[Repeated]) -> list[str]:
+def given(request: Request) -> str:
+    """What besides prices decided, in words; empty where prices alone did."""
+    found = [] if request.solver in _EXACT else [f"solver={request.solver!r}"]
+    found += [] if request.zero_stage is None else [f"zero_stage={request.zero_stage}"]
+    found += ["the pins"] if request.pins else []
+    return f", given {' and '.join(found)}" if found else ""
+
+
+def notes(found: Iterable[Repeated], request: Request) -> list[str]:
     """One note for each primitive that a rule is the reason of, one for many without a rule, one for all others."""
     found = list(found)
     groups: dict[tuple[str, str], list[Repeated]] = {}
@@ -131,8 +141,8 @@ def notes(found: Iterable[Repeated]) -> list[str]:
     if priced:
         more = f" and {len(priced) - _NAMED} more" if len(priced) > _NAMED else ""
         made.append(
-            "every device computes whole, because splitting would cost more than it saves (share of its compute): "
-            f"{', '.join(priced[:_NAMED])}{more}"
+            f"every device computes whole, because splitting would cost more than it saves{given(request)} (share of "
+            f"its compute): {', '.join(priced[:_NAMED])}{more}"
         )
     return made
 
@@ -187,7 +197,7 @@ class _Reasons:
         sizes = self.request.placement.shape
         ways = strategies(f, sizes, (True,) * len(f.linear), self.request.uneven)
         if any(way.share < 1 for way in ways):
-            return _PRICE, "price"
+            return _PRICE + given(self.request), "price"
         if all(k in f.blocked for k in range(len(f.sizes))):
             shapes = " and ".join(dict.fromkeys("x".join(map(str, x.shape)) for x in op.ins if x.shape)) or "scalars"
             said = " ".join((rule.factors.__doc__ or "").split()).replace("``", "").split(". ")[0].rstrip(".")

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from ...plan import PlanData
 from ...signature import Split
 from ...trace import Program
-from .repeated import Repeated, notes
+from ..request import Request
+from .repeated import Repeated, given, notes
 
 _NAMED = 4
 # Of a device's compute: what is left is not worth a word.
 _NEARLY_ALL = 0.95
 
 
-def unsplit(program: Program, plan: PlanData, whole: Sequence[Repeated]) -> list[str]:
+def unsplit(program: Program, plan: PlanData, whole: Sequence[Repeated], request: Request) -> list[str]:
     """A note for a plan on several devices in which every signature is whole, then what is large and whole.
 
     ``whole``: the large ops that every device computes whole. Where rules or sizes allow no split of them, they are the
@@ -21,7 +22,7 @@ def unsplit(program: Program, plan: PlanData, whole: Sequence[Repeated]) -> list
     """
     sizes = [(name, n) for name, n in zip(plan.placement.axis_names, plan.placement.shape, strict=True) if n > 1]
     if not sizes or any(isinstance(c, Split) for ways in plan.strategies for side in ways for s in side for c in s):
-        return notes(whole)
+        return notes(whole, request)
     every = f"nothing is split: every one of the {math.prod(n for _, n in sizes)} devices computes the whole step. "
     shapes = {v.shape for op in program.nodes for v in op.outs}
     axes = ", ".join(f"{name} ({k})" for name, k in sizes)
@@ -35,13 +36,13 @@ def unsplit(program: Program, plan: PlanData, whole: Sequence[Repeated]) -> list
             f"No dimension is a multiple of a mesh axis: axes {axes}; arguments {some}{more}. "
             "Pad a dimension, or use axes of other sizes"
         )
-        return [every + why, *notes(r for r in whole if r.cause == "rule")]
+        return [every + why, *notes((r for r in whole if r.cause == "rule"), request)]
     hindered = [r for r in whole if r.cause != "price"]
     if hindered:
         names = ", ".join(dict.fromkeys(r.primitive for r in hindered))
         cause = "rules are" if any(r.cause == "rule" for r in hindered) else "sizes of dimensions are"
         rest = "" if sum(r.share for r in hindered) >= _NEARLY_ALL else ". The other ops are cheapest whole"
         why = f"The {cause} the reason, not the price: {names} cannot be split here{rest}"
-        return [every + why, *notes(hindered)]
-    return [every + "That is the cheapest: cutting what could be cut would cost more in moving data and in starting "
-            f"ops than it saves on axes {axes}"]  # fmt: skip
+        return [every + why, *notes(hindered, request)]
+    why = "cutting what could be cut would cost more in moving data and in starting ops than it saves"
+    return [every + f"That is the cheapest{given(request)}: {why} on axes {axes}"]
