@@ -3,6 +3,7 @@
 Huangfu and Hall, "Parallelizing the dual revised simplex method", Math. Prog. Comp. 10 (2018).
 """
 
+import functools
 import math
 from types import ModuleType
 from typing import Any
@@ -27,9 +28,22 @@ def highspy() -> ModuleType:
     return found
 
 
+@functools.cache
+def _silent() -> type:
+    """The solver's class, silent from the first call: HiGHS 1.16 prints its version at any call made before it is told
+    to be silent, and its constructor makes one."""
+
+    class Silent(highspy().Highs):
+        def enableCallbacks(self) -> None:
+            self.silent()
+            super().enableCallbacks()
+
+    return Silent
+
+
 def new() -> Any:
     """A silent solver."""
-    solver = highspy().Highs()
+    solver = _silent()()
     solver.silent()
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("random_seed", 0)
