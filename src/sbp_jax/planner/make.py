@@ -49,7 +49,8 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     request.progress("solving")
     task = Task(graph, footprint, request.memory_limit_bytes, request.gap, request.budget, request.progress,
                 find_roles=lambda: prepared.roles, thorough=request.thorough, tell_smallest=request.tell_smallest,
-                clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1))  # fmt: skip
+                clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1),
+                n_axes=len(request.placement.shape))  # fmt: skip
     hidden, before = None, request.budget.spent
     if request.shorter_than is None:
         decided = decide(task, request)

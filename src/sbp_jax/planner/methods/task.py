@@ -17,10 +17,12 @@ class Task(Goal):
     Attributes:
         find_roles: which nodes decide parameters, optimizer state, data and gradients; not every method asks.
         clusters_per_class: how many clusters of ops share one decision, on average.
+        n_axes: how many the mesh has.
     """
 
     find_roles: Callable[[], NodeRoles] = NodeRoles
     clusters_per_class: float = 1.0
+    n_axes: int = 1
 
     @property
     def roles(self) -> NodeRoles:
