@@ -25,7 +25,8 @@ class Placement:
     """Devices of one ``type``, as an n-d array of ranks with a name for each axis.
 
     ``ranks`` index ``jax.devices(type)``; the order given is the order meant. ``cluster`` names the
-    hardware that an abstract placement stands for.
+    hardware that an abstract placement stands for. An abstract placement may stand for devices that are only described
+    (``jax.experimental.topologies``): steps can be compiled for them, not run.
     """
 
     type: str
@@ -71,8 +72,15 @@ class Placement:
         return math.prod(self.shape)
 
     @property
+    def can_compile(self) -> bool:
+        """Whether there are devices, or descriptions of them, that XLA can compile for."""
+        return not self.is_abstract or self in _DESCRIBED
+
+    @property
     def mesh(self) -> Mesh:
         """The ``jax.sharding.Mesh`` over the devices. Raises ``PlacementError`` when they do not exist."""
+        if self in _DESCRIBED:
+            return _DESCRIBED[self]
         if self.is_abstract:
             raise PlacementError(
                 f"{self} is abstract: it has no devices, it is for planning only. "
@@ -83,6 +91,10 @@ class Placement:
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={n}" for name, n in zip(self.axis_names, self.shape, strict=True))
         return f"{'abstract ' if self.is_abstract else ''}{self.cluster or self.type}[{axes}]"
+
+
+# Meshes of devices that are only described, by the abstract placements that stand for them.
+_DESCRIBED: dict[Placement, Mesh] = {}
 
 
 @functools.lru_cache(maxsize=256)
@@ -107,6 +119,14 @@ def _devices(kind: str) -> list[Any]:
         raise PlacementError(
             f"there are no {kind} devices here; this process sees {jax.devices()[0].platform} only"
         ) from error
+
+
+def _is_here(device: Any) -> bool:
+    """Whether a device exists; False for one of a topology's description."""
+    try:
+        return device in jax.devices(device.platform)
+    except RuntimeError:
+        return False
 
 
 def _kind(type: str) -> str:
@@ -161,12 +181,21 @@ class _PlacementFactory:
         return Placement(_kind(type), (n,), tuple(range(n)), _names(axis_names, 1))
 
     def from_mesh(self, mesh: Mesh | AbstractMesh) -> Placement:
-        """The placement of a ``jax.sharding.Mesh`` (an ``AbstractMesh`` gives an abstract placement)."""
+        """The placement of a ``jax.sharding.Mesh``.
+
+        An ``AbstractMesh`` gives an abstract placement, and so does a mesh of devices that are only described
+        (``jax.experimental.topologies.get_topology_desc(...).devices``), for which steps can be compiled, too.
+        """
         names = tuple(map(str, mesh.axis_names))
         if isinstance(mesh, AbstractMesh):
             return self.abstract(tuple(mesh.axis_sizes), axis_names=names)
         devices = list(mesh.devices.ravel())
         kind = _kind(devices[0].platform)
+        if not _is_here(devices[0]):
+            like = clusters.preset_of(devices[0].device_kind)
+            described = self.abstract(mesh.devices.shape, names, None if like is None else like.name, kind)
+            _DESCRIBED[described] = mesh
+            return described
         order = {d: r for r, d in enumerate(_devices(kind))}
         return Placement(kind, mesh.devices.shape, tuple(order[d] for d in devices), names)
 

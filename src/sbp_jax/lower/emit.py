@@ -138,16 +138,21 @@ class Emitter:
                     self.define(scope, v, s, y)
 
     def hold_back(self, scope: Scope, op: Op | Structured, wait: Wait) -> None:
-        """Let an op wait for results that would hold more than they take, were they put off."""
+        """Let an op wait for results that would hold more than they take, were they put off.
+
+        Where collectives run beside compute it waits for what is computed, not for what is sent of it.
+        """
+        beside = self.placement.type != "cpu"
 
         def size(value_id: int) -> int:
             return max([self.stored_bytes(x, s) for s, x in scope.get(value_id, {}).items()], default=0)
 
         def taken(v: Value) -> int:  # what is boxed to something smaller is boxed at once
-            return min([size(v.id), *(math.prod(b) * v.itemsize for b in self.boxed_pieces.get(v.id, ()))])
+            boxed = () if beside else self.boxed_pieces.get(v.id, ())
+            return min([size(v.id), *(math.prod(b) * v.itemsize for b in boxed)])
 
         worth = [e.value.id for e in wait.results if sum(map(size, e.holds)) > taken(e.value)]
-        keys = [(i, s) for i in worth for s in scope.get(i, {})]
+        keys = [(i, s) for i in worth for s in list(scope.get(i, {}))[: 1 if beside else None]]
         if not keys:
             return
         readers = [op] if isinstance(op, Op) else op.links

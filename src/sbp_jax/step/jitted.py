@@ -82,7 +82,8 @@ def lowered_step(
     donated_names: tuple[str, ...] = (), is_named: bool = False, plain: Callable[..., Any] | None = None,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> LoweredStep:  # fmt: skip
-    """The jitted step of a plan. On an abstract placement it can be planned only.
+    """The jitted step of a plan. On an abstract placement it can be planned only, or, where that stands for devices
+    that are described, compiled.
 
     ``dynamic`` are the arguments by position and by name, ``donate`` and ``donated_names`` the donated among them.
     ``is_named``: its ops say in their metadata which nodes they are. ``plain`` is the function itself, of the same
@@ -93,7 +94,7 @@ def lowered_step(
     n = len(plan.inputs) - len(program.constants)
     in_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.inputs]
     out_specs = [to_partition_spec(leaf.signature, where, len(leaf.shape)) for leaf in plan.outputs]
-    if where.is_abstract:
+    if not where.can_compile:
         return LoweredStep(plan, None, None, None, (), ())
     mesh = where.mesh
     if plan.lowering == "gspmd":
@@ -109,7 +110,10 @@ def lowered_step(
         (f"constant {k}, an array that the function closes over,", c, s)
         for k, (c, s) in enumerate(zip(program.constants, shardings[n:], strict=True))
     ]
-    constants = tuple(on_devices(held, plan.function))
+    if where.is_abstract:
+        constants = tuple(jax.ShapeDtypeStruct(c.shape, c.dtype, sharding=s) for _, c, s in held)
+    else:
+        constants = tuple(on_devices(held, plan.function))
     expected = [(leaf.shape, leaf.dtype, op.outs[0].weak)
                 for leaf, op in zip(plan.inputs, program.input_ops, strict=True)]  # fmt: skip
     context = trace_context()
@@ -172,19 +176,22 @@ def _weakened(x: Any, weak: bool) -> Any:
     return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
 
 
-def check_devices(plan: Plan) -> None:
-    """Raises ``PlanError`` where a plan cannot run, for its placement has no devices."""
-    if plan.placement.is_abstract:
-        raise PlanError(
-            f"{plan.placement} is abstract: a plan for it can be read and saved, but not compiled or run here. To run "
-            f"{plan.function}, give it devices: placement=sbp.placement(type, ranks), or a saved plan with "
-            "dataclasses.replace(plan, placement=...)"
-        )
+def check_devices(plan: Plan, to_run: bool = True) -> None:
+    """Raises ``PlanError`` where a plan cannot be compiled, or run, for its placement has no devices."""
+    where = plan.placement
+    if where.can_compile if not to_run else not where.is_abstract:
+        return
+    raise PlanError(
+        f"{where} is abstract: a plan for it can be read and saved, but not "
+        f"{'run here, only compiled' if where.can_compile else 'compiled or run here'}. To run {plan.function}, give it "
+        "devices: placement=sbp.placement(type, ranks), or a saved plan with dataclasses.replace(plan, placement=...)"
+        + (not where.can_compile) * ". To compile it without any: a mesh of devices of jax.experimental.topologies"
+    )
 
 
 def lower_step(entry: LoweredStep, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """As ``jax.jit(...).lower``, for arguments of the shapes that it was planned for."""
-    check_devices(entry.plan)
+    check_devices(entry.plan, to_run=False)
     same = trace_context() == entry.context
     lowerable = entry.jitted if same else entry.elsewhere
     try:
