@@ -17,7 +17,7 @@ from sbp_jax.planner.memory.infeasible import OutOfTime
 from sbp_jax.planner.methods import Task, dp, ilp, lookup
 from sbp_jax.planner.optimize import program as solve_module
 from sbp_jax.planner.optimize.closing import Closing
-from sbp_jax.planner.optimize.presolve import Reduction, unreduced
+from sbp_jax.planner.optimize.presolve import Presolved, without_presolve
 from sbp_jax.planner.optimize.program import improve
 from sbp_jax.planner.optimize.sweep import sweep
 from zoo import mlp, resnet
@@ -132,9 +132,9 @@ def test_message_passing_bounds_and_never_strikes_the_best(seed: int) -> None:
     t = task(seed, n=8)
     best = lookup("exhaustive")(t)
     assert best is not None
-    r = unreduced(t.problem)
+    r = without_presolve(t.problem)
 
-    def exact(kernel: Reduction, budget: Budget) -> tuple[dict[int, int] | None, float]:
+    def exact(kernel: Presolved, budget: Budget) -> tuple[dict[int, int] | None, float]:
         return None, -math.inf
 
     found = Closing(t.problem.evaluate, improve, exact, 0.0, Budget())

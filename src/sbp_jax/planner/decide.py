@@ -11,7 +11,7 @@ from .methods import Task, fallback, lookup
 from .methods.less_memory import less_memory
 from .methods.restriction import Narrowed, narrow
 from .methods.zero_stages import zero
-from .optimize.presolve import unreduced
+from .optimize.presolve import without_presolve
 from .optimize.search import Found
 from .request import Request
 
@@ -56,7 +56,7 @@ def decide(task: Task, asked: Request) -> Decided | None:
     if decided is None:
         return None
     # Whatever the method proves, nothing is cheaper than every node and edge at its own cheapest.
-    bound = max(decided.found.bound, min(decided.found.seconds, unreduced(task.problem).floor()))
+    bound = max(decided.found.bound, min(decided.found.seconds, without_presolve(task.problem).floor()))
     found, notes = replace(decided.found, bound=bound), [*restricted, *decided.found.notes]
     if asked.prefer_less_memory:
         found, note = less_memory(task, found, method)
@@ -94,7 +94,7 @@ def _in_time(task: Task, asked: Request, method: Callable[[Task], Found | None])
         late = (f"{limit} was exceeded: no plan was found within it",) if limit else ()
         again = method(replace(task, budget=Budget()))
         return again and Decided(replace(again, notes=(*late, *again.notes)), asked.solver)
-    bound = max(best.bound, 0.0 if found is None else found.bound, unreduced(task.problem).floor())
+    bound = max(best.bound, 0.0 if found is None else found.bound, without_presolve(task.problem).floor())
     gap = 1 - min(1.0, bound / best.seconds) if best.seconds else 0.0
     what = f"the plan is the best known one ({name}), at most {gap:.0%} of it could be saved (proven)"
     if limit:

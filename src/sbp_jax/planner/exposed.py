@@ -22,7 +22,7 @@ from .costs.slack import Slack
 from .decide import Decided, decide
 from .memory.infeasible import TooSmall
 from .methods import Task, lookup
-from .optimize.presolve import unreduced
+from .optimize.presolve import without_presolve
 from .optimize.search import Found
 from .output.timeline import Positions
 from .request import Request
@@ -134,7 +134,7 @@ def shorter(
     covers.learn(best.plan, best.step)
     own = price(Slack(covers.of(best.plan), 0.0))
     # What sticks out of this plan's own compute: nothing is less than every node and pair at its own least.
-    floor = Found(best.found.solution, own.evaluate(best.found.solution.choice), unreduced(own).floor())
+    floor = Found(best.found.solution, own.evaluate(best.found.solution.choice), without_presolve(own).floor())
     proven = _proven(best.found, [*passes, _Pass(0.0, own, floor)])
     return Shorter(
         Decided(proven.found, request.solver), proven.problem, proven.share, best.step.step_seconds, first.step_seconds

@@ -9,10 +9,10 @@ from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import IMPOSSIBLE, CostGraph
 from sbp_jax.planner.optimize import closing as closing_in
 from sbp_jax.planner.optimize import elimination
-from sbp_jax.planner.optimize.bounds import ReductionMessages, consistent
+from sbp_jax.planner.optimize.bounds import PresolvedMessages, consistent
 from sbp_jax.planner.optimize.closing import Closing
 from sbp_jax.planner.optimize.elimination import TooMany, cheapest, prune
-from sbp_jax.planner.optimize.presolve import Reduction, reduce, unreduced
+from sbp_jax.planner.optimize.presolve import Presolved, presolve, without_presolve
 from sbp_jax.planner.optimize.program import improve
 from sbp_jax.planner.optimize.regions import around, improve_regions
 
@@ -20,7 +20,7 @@ from sbp_jax.planner.optimize.regions import around, improve_regions
 @pytest.mark.parametrize("seed", range(40))
 def test_the_optimum_if_it_is_within_the_slack(seed: int) -> None:
     p = problem(seed, dense=(seed % 4 + 1) / 4, forbid=0.1 * (seed % 3))
-    r, best = unreduced(p), by_trying(p)
+    r, best = without_presolve(p), by_trying(p)
     if best >= IMPOSSIBLE:
         return
     need = best - r.floor()
@@ -37,10 +37,10 @@ def test_the_optimum_if_it_is_within_the_slack(seed: int) -> None:
 def test_after_messages_and_strikes(seed: int) -> None:
     """The costs are others, choices are renumbered: plans are those of the problem all the same."""
     p = problem(seed, n=8, dense=0.5)
-    r = reduce(p)
+    r = presolve(p)
     if not r.nodes:
         return
-    messages = ReductionMessages(r)
+    messages = PresolvedMessages(r)
     for _ in range(5):
         messages.sweep(forwards=True)
         messages.sweep(forwards=False)
@@ -55,15 +55,15 @@ def test_after_messages_and_strikes(seed: int) -> None:
 def test_too_many_assignments() -> None:
     p = problem(1, n=7, dense=1.0)
     with pytest.raises(TooMany):
-        cheapest(unreduced(p), 1000.0, 20, Budget())
+        cheapest(without_presolve(p), 1000.0, 20, Budget())
     with pytest.raises(TooMany):
-        cheapest(unreduced(p), 1000.0, 100_000, Budget(work=1.0))
+        cheapest(without_presolve(p), 1000.0, 100_000, Budget(work=1.0))
 
 
 def test_keys_of_more_values_than_a_number_has(monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem(5, n=7, dense=1.0)
     monkeypatch.setattr(elimination, "_MOST_KEYS", 20)
-    r = unreduced(p)
+    r = without_presolve(p)
     found = cheapest(r, 1000.0, 100_000, Budget())
     assert found is not None and p.evaluate(r.expand(found)) == pytest.approx(by_trying(p))
 
@@ -81,9 +81,9 @@ def blocks(n: int, size: int) -> CostGraph:
     return CostGraph(nodes, edges)
 
 
-def moved(p: CostGraph) -> Reduction:
-    r = unreduced(p)
-    messages = ReductionMessages(r)
+def moved(p: CostGraph) -> Presolved:
+    r = without_presolve(p)
+    messages = PresolvedMessages(r)
     for _ in range(10):
         messages.sweep(forwards=True)
         messages.sweep(forwards=False)
@@ -116,7 +116,7 @@ def test_never_worse(seed: int) -> None:
 
 
 def test_a_region_is_connected_and_as_large_as_asked() -> None:
-    r = unreduced(blocks(6, 8))
+    r = without_presolve(blocks(6, 8))
     region = around(r, 20, 12)
     assert len(region) == 12 and 20 in region
     reached, waiting = {20}, [20]
@@ -131,7 +131,7 @@ def test_a_region_is_connected_and_as_large_as_asked() -> None:
 def test_closing_in_from_both_sides(seed: int) -> None:
     """Without the 0-1 program: rounds, regions, eliminations alone."""
     p = problem(seed, n=8, dense=(seed % 4 + 1) / 4)
-    best, r = by_trying(p), unreduced(p)
+    best, r = by_trying(p), without_presolve(p)
     closing = Closing(p.evaluate, improve, None, 0.0, Budget())
     assert consistent(r)
     closing.offer(r.expand({n: 0 for n in r.nodes}))
@@ -151,7 +151,7 @@ def test_it_ends_without_a_budget_and_without_a_proof(monkeypatch: pytest.Monkey
     random = np.random.default_rng(0)
     edges = {(a, b): random.random((6, 6)) for a in range(14) for b in range(a + 1, 14)}
     p = CostGraph([np.zeros(6) for _ in range(14)], edges)
-    r = unreduced(p)
+    r = without_presolve(p)
     closing = Closing(p.evaluate, improve, lambda *_: (None, -np.inf), 0.0, Budget())
     closing.offer(r.expand({n: 0 for n in r.nodes}))
     closing.run(r, -1)
@@ -163,7 +163,7 @@ def test_the_same_whatever_the_order_of_edges() -> None:
     other = CostGraph(p.nodes, dict(reversed(p.edges.items())))
     plans = []
     for graph in (p, other):
-        r = unreduced(graph)
+        r = without_presolve(graph)
         found = cheapest(r, 500.0, 100_000, Budget())
         assert found is not None
         plans.append(r.expand(found))

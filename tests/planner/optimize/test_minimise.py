@@ -82,7 +82,7 @@ def test_presolve_keeps_the_optimum_and_the_way_back() -> None:
         best = brute_force(instance)
         kernel = kernel_of(instance)
         try:
-            kernel.reduce()
+            kernel.presolve()
         except Impossible:
             assert best == np.inf
             continue
@@ -106,7 +106,7 @@ def test_bounds_and_reduced_costs_are_valid_under_any_prices() -> None:
         instance = random_instance(seed, pair_bytes=True)
         kernel = kernel_of(instance)
         try:
-            kernel.reduce()
+            kernel.presolve()
         except Impossible:
             continue
         f = flat(kernel)

@@ -7,8 +7,8 @@ import pytest
 from small_graphs import cheapest, problem
 
 from sbp_jax.planner.costs.cost_graph import IMPOSSIBLE
-from sbp_jax.planner.optimize.bounds import ReductionMessages
-from sbp_jax.planner.optimize.presolve import _may_beat, reduce, unreduced
+from sbp_jax.planner.optimize.bounds import PresolvedMessages
+from sbp_jax.planner.optimize.presolve import _may_beat, presolve, without_presolve
 from sbp_jax.planner.optimize.program import solve
 
 
@@ -35,7 +35,7 @@ def test_with_choices_that_cannot_be(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_reductions_keep_the_optimum(seed: int) -> None:
     p = problem(seed, n=8, dense=0.3)
-    r = reduce(p)
+    r = presolve(p)
     kernel = [
         dict(zip(r.nodes, choice, strict=True))
         for choice in itertools.product(*(range(len(c)) for c in r.nodes.values()))
@@ -47,7 +47,7 @@ def test_a_chain_reduces_to_nothing() -> None:
     p = problem(0, n=6, dense=0.0)
     for a in range(5):
         p.edges[a, a + 1] = np.random.default_rng(a).random((len(p.nodes[a]), len(p.nodes[a + 1])))
-    assert reduce(p).nodes == {}
+    assert presolve(p).nodes == {}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -65,7 +65,7 @@ def test_the_cheap_comparison_leaves_out_only_choices_that_are_not_beaten(seed: 
 @pytest.mark.parametrize("seed", range(20))
 def test_sweeps_raise_a_bound_that_holds(seed: int) -> None:
     p = problem(seed)
-    messages, best = ReductionMessages(unreduced(p)), cheapest(p)
+    messages, best = PresolvedMessages(without_presolve(p)), cheapest(p)
     bounds = [messages.sweep(forwards=k % 2 == 0) for k in range(12)]
     separate = sum(float(c.min()) for c in [*p.nodes, *p.edges.values()])
     assert all(before <= after + 1e-9 for before, after in itertools.pairwise(bounds))
@@ -76,5 +76,5 @@ def test_one_sweep_proves_the_optimum_of_a_chain() -> None:
     p = problem(3, n=6, dense=0.0)
     random = np.random.default_rng(0)
     p.edges = {(k, k + 1): random.random((len(p.nodes[k]), len(p.nodes[k + 1]))) * 30 for k in range(5)}
-    messages = ReductionMessages(unreduced(p))
+    messages = PresolvedMessages(without_presolve(p))
     assert messages.sweep(forwards=True) == pytest.approx(cheapest(p))

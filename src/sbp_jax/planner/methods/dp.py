@@ -12,7 +12,7 @@ import heapq
 import numpy as np
 
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
-from ..optimize.presolve import Reduction, reduce
+from ..optimize.presolve import Presolved, presolve
 from ..optimize.program import Solution, improve
 from ..optimize.search import Found
 from .priced import until_it_fits
@@ -31,7 +31,7 @@ def dp(task: Task) -> Found | None:
 class _Tables:
     """Costs as tables over a few nodes each: ``tables[k]`` has one dim for each node of ``scopes[k]``."""
 
-    def __init__(self, r: Reduction) -> None:
+    def __init__(self, r: Presolved) -> None:
         self.sizes = {n: len(c) for n, c in r.nodes.items()}
         self.scopes: dict[int, tuple[int, ...]] = {}
         self.tables: dict[int, np.ndarray] = {}
@@ -77,7 +77,7 @@ class _Tables:
 
 def eliminate(problem: CostGraph) -> Solution | None:
     """The best choice, proven where no table grew too large."""
-    r = reduce(problem)
+    r = presolve(problem)
     start = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()})
     t = _Tables(r)
     log: list[tuple[int, tuple[int, ...], np.ndarray | int]] = []

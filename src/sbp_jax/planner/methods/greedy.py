@@ -5,7 +5,7 @@ and its ring of neighbours at a time (``SbpGraph::GreedyStrategy``). Nothing is 
 """
 
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
-from ..optimize.presolve import reduce
+from ..optimize.presolve import presolve
 from ..optimize.program import Solution, improve
 from ..optimize.search import Found
 from .priced import until_it_fits
@@ -19,7 +19,7 @@ def greedy(task: Task) -> Found | None:
 
 
 def _descend(problem: CostGraph) -> Solution | None:
-    kernel = reduce(problem)
+    kernel = presolve(problem)
     start = {n: int(c.argmin()) for n, c in kernel.nodes.items()}
     choice = kernel.expand(improve(kernel, start))
     objective = problem.evaluate(choice)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..budget import Budget
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
-from .presolve import Reduction, unreduced
+from .presolve import Presolved, without_presolve
 
 # So many sweeps, and more while each raises the bound by more than this part.
 _PROVING_SWEEPS = 15
@@ -31,10 +31,10 @@ def spares(problem: CostGraph, budget: Budget) -> tuple[float, list[np.ndarray]]
 
     Sweeps go on while the bound grows, up to a number, or until the budget is over.
     """
-    r = unreduced(problem)
+    r = without_presolve(problem)
     if not consistent(r):
         return -math.inf, [np.zeros(len(c)) for c in problem.nodes]
-    m = ReductionMessages(r)
+    m = PresolvedMessages(r)
     bound = before = -math.inf
     for k in range(_MOST_SWEEPS):
         bound = m.sweep(forwards=True)
@@ -50,12 +50,12 @@ def spares(problem: CostGraph, budget: Budget) -> tuple[float, list[np.ndarray]]
     return bound + r.constant, found
 
 
-def pairs(r: Reduction) -> int:
+def pairs(r: Presolved) -> int:
     """How many pairs of choices the edges have."""
     return sum(m.size for m in r.edges.values())
 
 
-def consistent(r: Reduction) -> bool:
+def consistent(r: Presolved) -> bool:
     """Strike choices that cannot be had, or have nothing to go with at a neighbour; False if a node has none left."""
     pending = dict.fromkeys(r.nodes)
     while pending:
@@ -72,14 +72,14 @@ def consistent(r: Reduction) -> bool:
     return True
 
 
-class ReductionMessages:
+class PresolvedMessages:
     """What each edge gives the choices of its ends: ``given[a, b]`` those of ``b``.
 
     ``given[a, b]`` is a row of ``gathered[b]``, after the costs of ``b``: one sum gives all that ``b`` has. Sweeps
     write in place, for there are many and their arrays are small.
     """
 
-    def __init__(self, r: Reduction) -> None:
+    def __init__(self, r: Presolved) -> None:
         self.r = r
         self.order = sorted(r.nodes, key=r.place.__getitem__)
         at = {n: k for k, n in enumerate(self.order)}

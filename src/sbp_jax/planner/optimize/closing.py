@@ -19,9 +19,9 @@ import numpy as np
 
 from ..budget import EQUAL, WORK_A_SECOND, Budget
 from ..costs.cost_graph import IMPOSSIBLE
-from .bounds import Choice, ReductionMessages, consistent, pairs
+from .bounds import Choice, PresolvedMessages, consistent, pairs
 from .elimination import TooMany, cheapest
-from .presolve import Reduction
+from .presolve import Presolved
 from .regions import FIRST, MOST, improve_regions
 
 _SWEEPS = 5
@@ -55,15 +55,15 @@ _AGAIN = 0.5
 
 @dataclass(slots=True)
 class Closing:
-    """The best plan seen (``choice`` of the whole problem, its ``objective``) and the bound of a reduction's optimum.
+    """The best plan seen (``choice`` of the whole problem, its ``objective``) and the bound of what presolve left.
 
     ``evaluate`` costs a whole plan, ``improve`` makes a kernel's choice better one node at a time,
     ``exact`` solves a small kernel within a budget: its choice, and a bound without the constant (None: no guesses).
     """
 
     evaluate: Callable[[list[int]], float]
-    improve: Callable[[Reduction, Choice], Choice]
-    exact: Callable[[Reduction, Budget], tuple[Choice | None, float]] | None
+    improve: Callable[[Presolved, Choice], Choice]
+    exact: Callable[[Presolved, Budget], tuple[Choice | None, float]] | None
     gap: float
     budget: Budget
     choice: list[int] | None = None
@@ -97,7 +97,7 @@ class Closing:
         """Whether the gap is closed."""
         return self.budget.closes(self.objective, self.bound, self.gap)
 
-    def run(self, r: Reduction, few_pairs: int) -> None:
+    def run(self, r: Presolved, few_pairs: int) -> None:
         """Strike and reduce in place until the gap is closed, few pairs are left, little is gained or time is up."""
         last_gap, last_pairs, idle = math.inf, math.inf, 0
         for k in itertools.count():
@@ -130,7 +130,7 @@ class Closing:
                 return
             last_gap, last_pairs = gap, left
 
-    def _in_turn(self, step: Callable[[Reduction, Budget], None], r: Reduction, share: float) -> None:
+    def _in_turn(self, step: Callable[[Presolved, Budget], None], r: Presolved, share: float) -> None:
         """A step that may take ``share`` times the work of all rounds until now, if it has not yet."""
         name = step.__name__
         spare = (share * self.in_rounds - self.in_steps.get(name, 0.0)) / WORK_A_SECOND
@@ -140,9 +140,9 @@ class Closing:
         step(r, some)
         self.in_steps[name] = self.in_steps.get(name, 0.0) + some.spent
 
-    def _round(self, r: Reduction) -> float:
+    def _round(self, r: Presolved) -> float:
         """A few sweeps, the plan read off, what costs more than the best plan struck; the bound."""
-        m = ReductionMessages(r)
+        m = PresolvedMessages(r)
         there = back = -math.inf
         for _ in range(_SWEEPS):
             there, back = m.sweep(forwards=True), m.sweep(forwards=False)
@@ -161,7 +161,7 @@ class Closing:
             r.shrink(self.budget, [n for c in changed for n in (c, *r.around[c])])
         return bound
 
-    def _regions(self, r: Reduction, budget: Budget) -> None:
+    def _regions(self, r: Presolved, budget: Budget) -> None:
         """Better plans by regions of the kernel: first than the best one, then than what messages read off last."""
         if self.choice is None:
             return
@@ -178,7 +178,7 @@ class Closing:
         if self.region_size > MOST:
             self.region_size, self.current = FIRST, self.read
 
-    def _eliminate(self, r: Reduction, budget: Budget) -> None:
+    def _eliminate(self, r: Presolved, budget: Budget) -> None:
         """Find the best plan of a kernel, or a better bound, as far as few assignments are within the gap."""
         floor, part = r.floor(), _FIRST_PART
         gap = self.objective - floor
@@ -196,10 +196,10 @@ class Closing:
             self.offer(r.expand(found))
             self.bound = max(self.bound, min(r.value(found), self.objective))
 
-    def _rows(self, r: Reduction) -> list[tuple[int, np.ndarray]]:
+    def _rows(self, r: Presolved) -> list[tuple[int, np.ndarray]]:
         return [(n, np.searchsorted(self.kept[n], r.kept[n])) for n in r.nodes]
 
-    def _guess(self, r: Reduction, budget: Budget) -> None:
+    def _guess(self, r: Presolved, budget: Budget) -> None:
         """Solve exactly what a plan may have that is cheaper than a guess."""
         gap = self.objective - self.bound
         if self.exact is None or not gap < IMPOSSIBLE / 2:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..budget import Budget
-from .presolve import Reduction
+from .presolve import Presolved
 
 # Parts of the slack, for sums that are not quite what they would be in another order.
 _ROUNDING = 1e-9
@@ -54,7 +54,7 @@ class _Step:
     best: np.ndarray
 
 
-def cheapest(r: Reduction, slack: float, most_rows: int, budget: Budget) -> dict[int, int] | None:
+def cheapest(r: Presolved, slack: float, most_rows: int, budget: Budget) -> dict[int, int] | None:
     """The cheapest choice of a kernel, if it costs at most ``slack`` more than ``r.floor()``; None: none does.
 
     Raises ``TooMany`` where a join has more than ``most_rows`` assignments within the slack, or the budget is over.
@@ -75,7 +75,7 @@ def cheapest(r: Reduction, slack: float, most_rows: int, budget: Budget) -> dict
     return {n: int(np.searchsorted(r.kept[n], k)) for n, k in whole.items()}
 
 
-def prune(r: Reduction, most: float, budget: Budget) -> bool:
+def prune(r: Presolved, most: float, budget: Budget) -> bool:
     """Strike the choices of which it shows at their node and its edges that plans with them cost more than ``most``;
     False if a node has none left."""
     lowest = np.minimum.reduce
@@ -114,7 +114,7 @@ def prune(r: Reduction, most: float, budget: Budget) -> bool:
 
 
 class _Elimination:
-    def __init__(self, r: Reduction, slack: float, most_rows: int, budget: Budget) -> None:
+    def __init__(self, r: Presolved, slack: float, most_rows: int, budget: Budget) -> None:
         self.slack, self.most_rows, self.budget = slack * (1 + _ROUNDING), most_rows, budget
         self.sizes = {n: len(c) for n, c in r.nodes.items()}
         self.relations: dict[int, list[_Relation]] = {n: [] for n in r.nodes}

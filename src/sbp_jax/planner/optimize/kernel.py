@@ -63,7 +63,7 @@ class Kernel:
     work: int = 0
 
     def copy(self) -> "Kernel":
-        """Another that may be reduced further on its own; plans of it expand to those of the original problem."""
+        """Another that may be presolved further on its own; plans of it expand to those of the original problem."""
         return Kernel(
             dict(self.costs), {n: dict(x) for n, x in self.neighbours.items()},
             {n: dict(x) for n, x in self.held.items()}, {k: dict(x) for k, x in self.held_by_pairs.items()},
@@ -112,9 +112,9 @@ class Kernel:
         """A node's choices are those at ``positions`` of what it had: for the way back."""
         self.log.append(_Kept(n, positions))
 
-    def reduce(self, changed: Sequence[int] | None = None) -> None:
+    def presolve(self, changed: Sequence[int] | None = None) -> None:
         """Apply every step until none applies, beginning at the nodes that have ``changed`` (all)."""
-        _Reducing(self, self.costs if changed is None else changed).run()
+        _Presolving(self, self.costs if changed is None else changed).run()
 
     def pair_tables(self, n: int, o: int) -> dict[Interval, np.ndarray]:
         """The bytes held by the choices of two neighbours together, with ``n``'s choices as rows."""
@@ -148,7 +148,7 @@ def _add(tables: dict[Interval, np.ndarray], key: Interval, held: np.ndarray) ->
     tables[key] = tables[key] + held if key in tables else held
 
 
-class _Reducing:
+class _Presolving:
     """The steps on a kernel. Cheap ones go first; choices are compared only when nothing else is left to do."""
 
     def __init__(self, kernel: Kernel, changed: Sequence[int] | dict[int, np.ndarray]) -> None:

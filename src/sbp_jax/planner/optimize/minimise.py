@@ -75,7 +75,7 @@ def minimise(
     budget = budget or Budget(work=_WORK)
     kernel = kernel_of(at_peaks(instance))
     try:
-        kernel.reduce()
+        kernel.presolve()
     except Impossible:
         return Minimum(None, np.inf, np.inf, True)
     budget.spend(kernel.work)
@@ -175,7 +175,7 @@ class _Search:
             free = around(f, self.seed, self.neighbours, count, self.move_pairs)
             kernel = freed(f, self.best, free, keep)
             try:
-                kernel.reduce()
+                kernel.presolve()
             except Impossible:  # not with the plan's own choices among them, but for costs that are infinite in sum
                 return
             small = flat(kernel)
@@ -280,7 +280,7 @@ class _Search:
                 mask = keep[f.offsets[i] : f.offsets[i + 1]]
                 if not mask.all():
                     k.keep(n, mask)
-            k.reduce()
+            k.presolve()
         except Impossible:
             self.bound = max(self.bound, min(before + level, self.cost))
             return

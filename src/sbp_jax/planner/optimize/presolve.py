@@ -6,7 +6,7 @@
 * A choice is struck when another of the same node is at least as good whatever the neighbours do
   (dead-end elimination: Goldstein, Biophys. J. 66 (1994)).
 
-What is left, the kernel, goes to the 0-1 solver; ``Reduction.expand`` answers for the rest.
+What is left, the kernel, goes to the 0-1 solver; ``Presolved.expand`` answers for the rest.
 """
 
 import math
@@ -38,7 +38,7 @@ class _Eliminated:
 
 
 @dataclass(slots=True)
-class Reduction:
+class Presolved:
     """The kernel of a problem and how to get back. ``kept`` are each node's surviving choices, ``place`` where it is
     in the program's order."""
 
@@ -50,10 +50,10 @@ class Reduction:
     around: dict[int, set[int]] = field(default_factory=dict)
     place: dict[int, int] = field(default_factory=dict)
 
-    def copy(self) -> "Reduction":
-        """Another that may be reduced further on its own."""
+    def copy(self) -> "Presolved":
+        """Another that may be presolved further on its own."""
         around = {n: set(x) for n, x in self.around.items()}
-        return Reduction(
+        return Presolved(
             dict(self.nodes), dict(self.edges), list(self.kept), self.constant, list(self.log), around, self.place
         )
 
@@ -85,7 +85,7 @@ class Reduction:
             found[n] = at if has else int(self.nodes[n].argmin())
         return found
 
-    def freed(self, free: Collection[int], choice: Mapping[int, int]) -> "Reduction":
+    def freed(self, free: Collection[int], choice: Mapping[int, int]) -> "Presolved":
         """The problem of the ``free`` nodes, the others keeping their choice."""
         nodes, edges = {n: self.nodes[n].copy() for n in sorted(free)}, {}
         for n in nodes:
@@ -98,7 +98,7 @@ class Reduction:
         for n, c in nodes.items():
             kept[n] = np.arange(len(c))
         around = {n: self.around[n] & nodes.keys() for n in nodes}
-        return Reduction(nodes, edges, kept, around=around, place=self.place)
+        return Presolved(nodes, edges, kept, around=around, place=self.place)
 
     def shrink(self, budget: Budget, changed: Iterable[int] | None = None) -> None:
         """Eliminate and strike until nothing more goes or the budget is over, beginning at nodes that have ``changed``
@@ -225,7 +225,7 @@ class Reduction:
         return True
 
 
-def unreduced(problem: CostGraph) -> Reduction:
+def without_presolve(problem: CostGraph) -> Presolved:
     """A problem as its own kernel."""
     around: dict[int, set[int]] = {n: set() for n in range(len(problem.nodes))}
     for a, b in problem.edges:
@@ -233,15 +233,15 @@ def unreduced(problem: CostGraph) -> Reduction:
         around[b].add(a)
     place = {n: k for k, n in enumerate(problem.order)}
     kept = [np.arange(len(c)) for c in problem.nodes]
-    return Reduction(dict(enumerate(problem.nodes)), dict(problem.edges), kept, around=around, place=place)
+    return Presolved(dict(enumerate(problem.nodes)), dict(problem.edges), kept, around=around, place=place)
 
 
-def reduce(problem: CostGraph, budget: Budget | None = None) -> Reduction:
+def presolve(problem: CostGraph, budget: Budget | None = None) -> Presolved:
     """The kernel of a problem; its optimum (plus ``constant``) is the problem's.
 
     When the budget is over it stays as large as it is then: every step is exact on its own.
     """
-    r = unreduced(problem)
+    r = without_presolve(problem)
     r.shrink(budget or Budget())
     return r
 

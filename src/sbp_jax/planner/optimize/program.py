@@ -21,7 +21,7 @@ from . import highs
 from .arrays import equal_rows
 from .bounds import consistent
 from .closing import Closing
-from .presolve import Reduction, reduce
+from .presolve import Presolved, presolve
 
 _ROUNDINGS = 20
 _FEW_ROUNDINGS = 4
@@ -59,10 +59,10 @@ def solve(
     locally) and a bound, if a weak one; None also where that choice is impossible.
     """
     budget = budget or Budget()
-    r = reduce(problem, budget)
+    r = presolve(problem, budget)
     size = len(r.nodes)
 
-    def exact(kernel: Reduction, some: Budget) -> tuple[dict[int, int] | None, float]:
+    def exact(kernel: Presolved, some: Budget) -> tuple[dict[int, int] | None, float]:
         return _Program(kernel).solve(gap, some)
 
     closing = Closing(problem.evaluate, improve, None if relaxed else exact, gap, budget, bound=r.floor())
@@ -108,7 +108,7 @@ def solve_within(
         fits = constant < IMPOSSIBLE and all(t.constant <= t.limit for t in totals)
         only = (0,) * len(problem.nodes)
         return Solution(only, constant, constant, 0, 0) if fits else None
-    everything = Reduction(nodes, edges, [np.arange(len(c)) for c in problem.nodes], constant)
+    everything = Presolved(nodes, edges, [np.arange(len(c)) for c in problem.nodes], constant)
     for total in totals:  # a total may have edges where there are no costs
         for pair, m in total.edges.items():
             edges.setdefault(pair, np.zeros(m.shape))
@@ -159,7 +159,7 @@ class _Program:
     The last rows, one for each of ``limits``, are at most their right sides; all others are equal to them.
     """
 
-    def __init__(self, r: Reduction, limits: Sequence[_Total] = ()) -> None:
+    def __init__(self, r: Presolved, limits: Sequence[_Total] = ()) -> None:
         self.r, self.n_limits = r, len(limits)
         self.offsets: dict[int, int] = {}
         n = 0
@@ -323,7 +323,7 @@ class _Program:
         return best
 
 
-def improve(r: Reduction, choice: dict[int, int]) -> dict[int, int]:
+def improve(r: Presolved, choice: dict[int, int]) -> dict[int, int]:
     """Change one node of a kernel at a time to its best answer to its neighbours, until nothing is gained."""
     pending = dict.fromkeys(r.nodes)
     while pending:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from ..budget import EQUAL, Budget
 from ..costs.cost_graph import CostGraph
-from .bounds import Choice, ReductionMessages, consistent
+from .bounds import Choice, PresolvedMessages, consistent
 from .elimination import TooMany, cheapest, prune
-from .presolve import Reduction, unreduced
+from .presolve import Presolved, without_presolve
 
 # Nodes of a region: of the first ones, and the most.
 FIRST, MOST = 40, 80
@@ -30,14 +30,14 @@ _SETTLED = 5e-4
 
 
 def improve_regions(
-    r: Reduction, choice: Choice, size: int, gap: float, tried: set[int], budget: Budget,
+    r: Presolved, choice: Choice, size: int, gap: float, tried: set[int], budget: Budget,
     takes: Callable[[Choice], bool] = lambda _: True,
 ) -> tuple[Choice, bool]:  # fmt: skip
     """A choice of a kernel that is at least as good: the best of regions of ``size`` nodes; and whether each node was
     in one without a gain, or the choice is within the gap. ``tried`` are the nodes that were: it is kept from call to
     call. ``takes`` says whether a choice that costs less is taken.
 
-    ``r``'s costs are those that message passing has moved (``ReductionMessages.move``): what a node or an edge costs
+    ``r``'s costs are those that message passing has moved (``PresolvedMessages.move``): what a node or an edge costs
     beyond its least says where a region may gain.
     """
     choice = dict(choice)
@@ -61,7 +61,7 @@ def improve_regions(
     return choice, True
 
 
-def _excess(r: Reduction, choice: Choice, budget: Budget) -> dict[int, float]:
+def _excess(r: Presolved, choice: Choice, budget: Budget) -> dict[int, float]:
     """By node: what it and its edges cost beyond their least."""
     budget.spend(_LOOK_WORK * (len(r.nodes) + len(r.edges)))
     found = {n: float(c[choice[n]] - c.min()) for n, c in r.nodes.items()}
@@ -72,7 +72,7 @@ def _excess(r: Reduction, choice: Choice, budget: Budget) -> dict[int, float]:
     return found
 
 
-def around(r: Reduction, seed: int, size: int) -> set[int]:
+def around(r: Presolved, seed: int, size: int) -> set[int]:
     """So many nodes around one: next comes the one with the largest part of its neighbours inside."""
     region, front = {seed}, dict.fromkeys(sorted(r.around[seed]), 1)
     while front and len(region) < size:
@@ -85,7 +85,7 @@ def around(r: Reduction, seed: int, size: int) -> set[int]:
     return region
 
 
-def _best_in(r: Reduction, choice: Choice, region: set[int], least_gain: float, budget: Budget) -> Choice | None:
+def _best_in(r: Presolved, choice: Choice, region: set[int], least_gain: float, budget: Budget) -> Choice | None:
     """The best choices of a region; None where those that it has are, or where that is not found."""
     part = r.freed(region, choice)
     most = part.value({n: choice[n] for n in region}) - least_gain
@@ -94,7 +94,7 @@ def _best_in(r: Reduction, choice: Choice, region: set[int], least_gain: float, 
     try:
         found = _within(part, most, _FEW_ROWS, budget)
     except TooMany:
-        messages = ReductionMessages(part)
+        messages = PresolvedMessages(part)
         for _ in range(_SWEEPS):
             messages.sweep(forwards=True)
             messages.sweep(forwards=False)
@@ -109,7 +109,7 @@ def _best_in(r: Reduction, choice: Choice, region: set[int], least_gain: float, 
     return None if found is None else part.expanded(found)
 
 
-def _within(part: Reduction, most: float, most_rows: int, budget: Budget) -> Choice | None:
+def _within(part: Presolved, most: float, most_rows: int, budget: Budget) -> Choice | None:
     """The best choice of at most a cost; None: there is none."""
     slack = most - part.floor()
     if slack < 0:
@@ -122,12 +122,12 @@ def _within(part: Reduction, most: float, most_rows: int, budget: Budget) -> Cho
         some *= _GROW
 
 
-def settled(problem: CostGraph, budget: Budget) -> Reduction | None:
+def settled(problem: CostGraph, budget: Budget) -> Presolved | None:
     """A problem as a kernel whose costs message passing has moved; None where every choice is impossible."""
-    r = unreduced(problem)
+    r = without_presolve(problem)
     if not consistent(r):
         return None
-    messages, bound = ReductionMessages(r), -math.inf
+    messages, bound = PresolvedMessages(r), -math.inf
     for k in range(_SETTLING_SWEEPS):
         before, bound = bound, messages.sweep(forwards=True)
         messages.sweep(forwards=False)

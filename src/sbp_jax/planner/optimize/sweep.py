@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
-from .presolve import Reduction, unreduced
+from .presolve import Presolved, without_presolve
 from .program import Solution, improve
 from .search import Found
 
 
 def sweep(problem: CostGraph, footprint: Any, limit_bytes: float | None) -> Found | None:
     """A plan in time linear in the problem; None where it finds none that is possible and fits."""
-    r = unreduced(problem)
+    r = without_presolve(problem)
     choice = improve(r, _sweep(r, problem))
     ordered = tuple(choice[n] for n in range(len(problem.nodes)))
     seconds = problem.evaluate(ordered)
@@ -27,7 +27,7 @@ def sweep(problem: CostGraph, footprint: Any, limit_bytes: float | None) -> Foun
     return Found(Solution(ordered, seconds, 0.0, len(problem.nodes), 0), seconds, 0.0)
 
 
-def _sweep(r: Reduction, problem: CostGraph) -> dict[int, int]:
+def _sweep(r: Presolved, problem: CostGraph) -> dict[int, int]:
     found: dict[int, int] = {}
     for n in problem.order:
         cost = r.nodes[n].copy()
