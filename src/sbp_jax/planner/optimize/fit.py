@@ -27,6 +27,7 @@ from .regions import FIRST, MOST, improve_regions, settled
 from .smallest_limit import Least, Smallest, out_of_time, too_small
 
 _ROUNDS = 40
+# The level of the level method (``bundle.py``): this part of the way from the bound to what prices promise.
 _LEVEL = 0.5
 # The level is looked for no higher than this times the bound: far plans promise much and hold nothing.
 _PROMISE = 1.2
@@ -261,9 +262,9 @@ class Fitting:
         self.goal.budget.spend(graph.pairs * (1 + len(prices)))
         return graph
 
-    def _seconds(self, quick: float) -> float:
+    def _seconds(self, unless_thorough: float) -> float:
         """Of work, for a part of the search."""
-        return math.inf if self.goal.thorough else quick * self.goal.patience
+        return math.inf if self.goal.thorough else unless_thorough * self.goal.patience
 
     def _next_prices(self, part: float) -> dict[int, float] | None:
         """Seconds a byte for each point, that promise ``part`` of the way from the bound to the most that any do.
@@ -387,9 +388,9 @@ class Fitting:
         all_of_them = sparing(spare, most + 1e-9 * abs(most), known)
         if self.goal.thorough or all_of_them.pairs(self.goal.problem) <= _MOST_LEFT:
             return all_of_them
-        levels = np.unique(np.concatenate(spare))
-        few = bisect.bisect_right(levels, _BEST_FEW, key=lambda x: sparing(spare, x, known).pairs(self.goal.problem))
-        return sparing(spare, float(levels[max(few - 1, 0)]), known)
+        values = np.unique(np.concatenate(spare))
+        few = bisect.bisect_right(values, _BEST_FEW, key=lambda x: sparing(spare, x, known).pairs(self.goal.problem))
+        return sparing(spare, float(values[max(few - 1, 0)]), known)
 
     def _short(self, smallest: Smallest, known: list[tuple[Solution, np.ndarray]], bound: float = 0.0) -> TooSmall:
         """The error, with the smallest limit that works, or that is known to, if that is enough."""

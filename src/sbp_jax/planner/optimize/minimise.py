@@ -2,8 +2,8 @@
 
 Presolve; prices for bytes with messages that go on from each other (``multipliers.py``), which gives a bound, plans,
 and what each choice costs at least beyond the bound; then programs of the choices that cost least beyond it, with a
-memory row where one is needed. What such a program leaves out costs more than its level, so that its optimum is a bound
-as well. The prices of its rows begin the next round. Every plan that fits is improved by single moves.
+memory row where one is needed. What such a program leaves out costs more than its threshold, so that its optimum is a
+bound as well. The prices of its rows begin the next round. Every plan that fits is improved by single moves.
 """
 
 from collections.abc import Callable
@@ -189,8 +189,7 @@ class _Search:
                 choice = program.branch(self.budget, self.gap / 10, None, _MOVE_NODES, _MOVE_SECONDS)
                 if choice is not None:
                     self._offer_moved(kernel, small, choice)
-                quick = program.is_optimal
-                factor = _GROW if quick else 1 / _GROW
+                factor = _GROW if program.is_optimal else 1 / _GROW
                 self.move_pairs = int(min(max(self.move_pairs * factor, _LEAST_MOVED), _MOST_MOVED))
             moved += 1
             if self.cost < known:
@@ -259,7 +258,7 @@ class _Search:
         self.say(f"prices (alpha {x.alpha:.3f}, {int((x.best_prices > 0).sum())} points)")
 
     def _restricted(self, most_pairs: int, most_nodes: int) -> None:
-        """Solve the program of the choices that cost least beyond the bound"""
+        """Solve the program of the choices that cost least beyond the bound."""
         f, m, x = self.f, self.messages, self.multipliers
         m.set_prices(x.best_prices)
         low = max(m.bound(1) for _ in range(4))
@@ -270,8 +269,8 @@ class _Search:
         x.bound = max(x.bound, before)
         self.budget.spend(12 * self.sweep_work)
         most = self.cost - before if self.best is not None else np.inf
-        level = self._level(reduced, most, most_pairs)
-        k, keep = self.kernel.copy(), reduced <= level
+        threshold = self._threshold(reduced, most, most_pairs)
+        k, keep = self.kernel.copy(), reduced <= threshold
         if self.best is not None:
             keep[f.offsets[:-1] + self.best] = True
         k.log = []
@@ -282,15 +281,15 @@ class _Search:
                     k.keep(n, mask)
             k.presolve()
         except Impossible:
-            self.bound = max(self.bound, min(before + level, self.cost))
+            self.bound = max(self.bound, min(before + threshold, self.cost))
             return
         self.budget.spend(k.work)
         small = flat(k)
         sizes = f"{len(f.costs)} -> {int(keep.sum())} -> {len(small.costs)} choices, {k.pairs} pairs"
-        self.say(f"restricted (level {level:.3g} of {most:.3g}, {sizes})")
+        self.say(f"restricted (threshold {threshold:.3g} of {most:.3g}, {sizes})")
         if not small.nodes:
             self._offer_restricted(k, small, np.zeros(0, np.int64))
-            self.bound = max(self.bound, min(before + level, k.constant, self.cost))
+            self.bound = max(self.bound, min(before + threshold, k.constant, self.cost))
             return
         program = Program(small)
         program.add_rows(np.flatnonzero(x.best_prices).tolist())
@@ -304,21 +303,20 @@ class _Search:
             proven = max(proven, program.bound)
             if choice is not None:
                 self._offer_restricted(k, small, choice)
-        self.bound = max(self.bound, min(before + level, proven, self.cost))
+        self.bound = max(self.bound, min(before + threshold, proven, self.cost))
         self.say("branched")
-        return
 
     def _offer_restricted(self, k: Kernel, small: Flat, choice: np.ndarray) -> None:
         expanded = k.expand(by_node(small, choice))
         whole = np.array([expanded[n] for n in self.f.nodes], np.int64)
         self.offer(whole, self.f.profile(whole))
 
-    def _level(self, reduced: np.ndarray, most: float, most_pairs: int) -> float:
-        """The largest level, up to ``most``, that leaves about so many pairs of choices."""
+    def _threshold(self, reduced: np.ndarray, most: float, most_pairs: int) -> float:
+        """The largest reduced cost, up to ``most``, up to which there are about so many pairs of choices."""
         f = self.f
 
-        def pairs(level: float) -> int:
-            count = np.add.reduceat((reduced <= level).astype(np.int64), f.offsets[:-1])
+        def pairs(threshold: float) -> int:
+            count = np.add.reduceat((reduced <= threshold).astype(np.int64), f.offsets[:-1])
             return int((count[f.ends[:, 0]] * count[f.ends[:, 1]]).sum())
 
         if pairs(most) <= most_pairs:

@@ -65,16 +65,16 @@ def freed(f: Flat, choice: np.ndarray, free: list[int], keep: np.ndarray) -> Ker
             constant += float(m[choice[i], choice[j]])
     change = np.diff(f.base, prepend=0.0, append=0.0)
     held: dict[int, dict[tuple[int, int], np.ndarray]] = {i: {} for i in free}
-    loose = is_free[f.table_node]
+    of_free = is_free[f.table_node]
     bytes_of = f.table_bytes[f.table_offset + choice[f.table_node]]
-    still = ~loose
-    change += np.bincount(f.table_first[still], bytes_of[still], len(change))
-    change -= np.bincount(f.table_end[still], bytes_of[still], len(change))
+    of_fixed = ~of_free
+    change += np.bincount(f.table_first[of_fixed], bytes_of[of_fixed], len(change))
+    change -= np.bincount(f.table_end[of_fixed], bytes_of[of_fixed], len(change))
 
     def add(tables: dict[tuple[int, int], np.ndarray], key: tuple[int, int], u: np.ndarray) -> None:
         tables[key] = tables[key] + u if key in tables else u
 
-    for t in np.flatnonzero(loose).tolist():
+    for t in np.flatnonzero(of_free).tolist():
         i = int(f.table_node[t])
         begin = int(f.table_offset[t])
         u = f.table_bytes[begin : begin + offsets[i + 1] - offsets[i]][mask[i]]

@@ -23,6 +23,7 @@ from .recombine import chosen
 _ROUNDS = 60
 _SECONDS = 30.0
 _ROUND_SECONDS = 10.0
+# The level of the level method (``bundle.py``): this part of the way from the bound to what weights promise.
 _LEVEL = 0.5
 # Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
 _CLOSE = 0.01
