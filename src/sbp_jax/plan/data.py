@@ -312,8 +312,9 @@ class PlanData:
             signatures = [Signature.parse(s) for s in data["signatures"]]
             insight = Insight.from_json(data["insight"])
             return cls(
-                **{name: data[name] for name in _PLAIN if name != "unruled"},
+                **{name: data[name] for name in _PLAIN if name not in ("unruled", "statistics")},
                 unruled=[(p, s) for p, s in data["unruled"]],
+                statistics=_statistics(data["statistics"]),
                 placement=_placement(data["placement"]),
                 inputs=[_leaf(x) for x in data["inputs"]],
                 outputs=[_leaf(x) for x in data["outputs"]],
@@ -383,6 +384,11 @@ _PLAIN = (
 def _placement(x: Mapping[str, Any]) -> Placement:
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in x.items()}
     return Placement(**values)
+
+
+def _statistics(x: Mapping[str, float]) -> dict[str, float]:
+    """``clusters`` were called ``cells`` in plans of this schema that are older."""
+    return {"clusters" if k == "cells" else k: v for k, v in dict(x).items()}
 
 
 def _recomputed(x: Mapping[str, Any] | None) -> Recomputed | None:

@@ -99,7 +99,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     plan.planning_seconds = time.perf_counter() - start
     plan.statistics = {
         "nodes": len(program.nodes),
-        "cells": len(prepared.clustered[0].clusters),
+        "clusters": len(prepared.clustered[0].clusters),
         "classes": decisions.n_classes,
         "kernel": found.solution.kernel_nodes,
         "variables": found.solution.variables,

@@ -123,8 +123,8 @@ def _head(plan: PlanData, facts: Facts | None) -> str:
     counts = ""
     if s:
         counts = (
-            f" {s['nodes']:.0f} values and ops folded into {s['cells']:.0f} decisions, {s['classes']:.0f} different; "
-            f"planned in {plan.planning_seconds:.2g} s by {plan.solver}."
+            f" {s['nodes']:.0f} values and ops folded into {s['clusters']:.0f} decisions, {s['classes']:.0f} different"
+            f"; planned in {plan.planning_seconds:.2g} s by {plan.solver}."
         )
     if plan.lowering != "manual":
         counts += f" {lowering(plan)}."

@@ -54,8 +54,8 @@ def _parts(plan: PlanData, facts: Facts | None) -> Iterator[RenderableType]:
     s = plan.statistics
     if s:
         yield (
-            f"  planned in {plan.planning_seconds:.2g} s: {s['nodes']:.0f} values and ops folded into {s['cells']:.0f} "
-            f"decisions, {s['classes']:.0f} different, {s['variables']:.0f} variables"
+            f"  planned in {plan.planning_seconds:.2g} s: {s['nodes']:.0f} values and ops folded into "
+            f"{s['clusters']:.0f} decisions, {s['classes']:.0f} different, {s['variables']:.0f} variables"
         )
     if plan.lowering != "manual":
         yield f"  {lowering(plan)}"
