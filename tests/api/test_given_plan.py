@@ -87,6 +87,21 @@ def test_options_that_agree_or_say_nothing_are_taken(tmp_path: Path) -> None:
     assert plan.in_tree is None  # what runs it leaves the user's plan as it is
 
 
+def test_what_older_plans_of_this_schema_wrote_otherwise_is_understood(tmp_path: Path) -> None:
+    """The text of the hardware, which another writer wrote, and the name of a statistic."""
+    plan = sbp.plan(step, X, X, placement=place(8), donate_argnums=0)
+    data = json.loads(json.dumps(plan.to_json()))
+    data["statistics"]["cells"] = data["statistics"].pop("clusters")
+    data["hardware"] = "# by another writer\n" + plan.hardware.replace("tiles = []", "tiles = [\n]")
+    old = sbp.Plan.from_json(data)
+    assert str(old) == str(plan) and old.hardware != plan.hardware
+    old.to_html(tmp_path / "plan.html")
+    assert not sbp.diff(old, plan).remarks
+    config = sbp.AutoParallelConfig(cluster="cpu")
+    run = sbp.auto_parallel(step, plan=old, donate_argnums=0, config=config)
+    np.testing.assert_allclose(run(X, X)[1], step(X, X)[1], rtol=1e-5)
+
+
 def test_a_plan_of_an_older_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     sbp.plan(step, X, X, placement=place(8)).save(path)

@@ -53,10 +53,20 @@ def test_every_preset_comes_back_from_its_file(name: str, tmp_path: Path) -> Non
 
 def test_names_with_odd_characters_come_back(tmp_path: Path) -> None:
     c = cluster.get("h100")
-    odd = dataclasses.replace(c, name='my "box" \\ é', device=dataclasses.replace(c.device, name="x\ny"))
+    chip = dataclasses.replace(c.device, name="x\ny\x7f", flops_per_second=(("float32", 1e12), ("é", 2e12)))
+    odd = dataclasses.replace(c, name='my "box" \\ é', device=chip)
     path = tmp_path / "odd.toml"
     path.write_text(cluster.to_toml(odd), encoding="utf-8")
     assert cluster.load(path) == odd
+
+
+def test_texts_are_the_same_by_what_they_say() -> None:
+    c = cluster.get("h100")
+    text = cluster.to_toml(c)
+    other = text.replace("memory_efficiency = 0.88\n", "").replace("\n", "\nmemory_efficiency = 0.88 # moved\n", 1)
+    assert other != text and cluster.is_same(other, text)
+    assert not cluster.is_same(text.replace("0.88", "0.89"), text)
+    assert cluster.is_same("", "") and not cluster.is_same("", text) and not cluster.is_same(text, "no TOML")
 
 
 def test_an_unknown_name_lists_the_nearest() -> None:

@@ -99,7 +99,7 @@ def _options(given: PlanData, config: AutoParallelConfig) -> list[str]:
     ]
     if config.cluster is not None and given.hardware:
         cluster = clusters.resolve(config.cluster, given.placement.type, given.placement.is_abstract)
-        if clusters.to_toml(cluster) != given.hardware:
+        if not clusters.is_same(clusters.to_toml(cluster), given.hardware):
             faults.append(f"config asks for cluster {cluster.name!r}, the plan was made for {given.cluster!r}")
     limit = config.memory_limit_bytes
     if limit is not None and given.memory_per_device > limit:

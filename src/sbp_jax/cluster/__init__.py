@@ -14,6 +14,7 @@ from .levels import Level as Level
 from .levels import Link as Link
 from .presets import CPU as CPU
 from .presets import PRESETS, preset_of
+from .toml import is_same as is_same
 from .toml import load as load
 from .toml import parse as parse
 from .toml import to_toml as to_toml

@@ -1,11 +1,12 @@
 """Clusters as TOML: written so that reading gives the same cluster back; read so that all mistakes are named."""
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from ..errors import SbpError
 from .base import Cluster
@@ -17,31 +18,24 @@ _REQUIRED = dataclasses.MISSING
 
 def to_toml(cluster: Cluster, comments: str = "") -> str:
     """The text of a cluster's file. ``comments`` go in front, a line each."""
-    lines = [f"# {line}".rstrip() for line in comments.splitlines()]
-    lines += _pairs(cluster, leave_out=("device", "levels"))
-    lines += ["", "[device]", *_pairs(cluster.device, leave_out=("flops_per_second",))]
-    lines += ["", "[device.flops_per_second]"]
-    lines += [f"{_key(name)} = {rate!r}" for name, rate in cluster.device.flops_per_second]
-    for level in cluster.levels:
-        lines += ["", "[[level]]", *_pairs(level)]
-    return "\n".join(lines) + "\n"
+    found = {**_table(cluster), "device": _table(cluster.device), "level": [_table(v) for v in cluster.levels]}
+    found["device"]["flops_per_second"] = dict(cluster.device.flops_per_second)
+    del found["levels"]
+    return "".join(f"{f'# {line}'.rstrip()}\n" for line in comments.splitlines()) + tomli_w.dumps(found)
 
 
-def _pairs(value: Any, leave_out: tuple[str, ...] = ()) -> list[str]:
-    found = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.name not in leave_out]
-    return [f"{name} = {_text(x)}" for name, x in found if x is not None]
+def _table(value: Any) -> dict[str, Any]:
+    """A dataclass's fields as TOML has them: no None, and no sets."""
+    found = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return {k: sorted(x) if isinstance(x, frozenset) else x for k, x in found.items() if x is not None}
 
 
-def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
-
-
-def _text(x: Any) -> str:
-    if isinstance(x, frozenset):
-        x = sorted(x)
-    if isinstance(x, tuple | list):
-        return f"[{', '.join(map(_text, x))}]"
-    return json.dumps(x, ensure_ascii=False) if isinstance(x, str) else repr(x)
+def is_same(a: str, b: str) -> bool:
+    """Whether two texts, perhaps written by different versions, describe the same cluster."""
+    try:
+        return a == b or parse(a) == parse(b)
+    except SbpError:
+        return False
 
 
 def load(path: str | Path) -> Cluster:

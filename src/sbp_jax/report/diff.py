@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..cluster import is_same
 from ..paths import fold_layers, starred
 from ..plan import PlanData
 from . import html, svg
@@ -172,7 +173,7 @@ def _remarks(a: PlanData, b: PlanData) -> list[str]:
         )
     if (a.placement.shape, a.placement.axis_names) != (b.placement.shape, b.placement.axis_names):
         found.append(f"the meshes differ, {a.placement} and {b.placement}: signatures mean different pieces")
-    if a.cluster != b.cluster or a.hardware != b.hardware:
+    if a.cluster != b.cluster or not is_same(a.hardware, b.hardware):
         same = " of that name, described differently" if a.cluster == b.cluster else ""
         found.append(
             f"the costs are of different clusters{same}, {a.cluster} and {b.cluster}: seconds are not comparable"
