@@ -14,11 +14,11 @@ import numpy as np
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from ..optimize.presolve import Presolved, presolve
 from ..optimize.program import Solution, improve
+from ..optimize.reductions import MOST_ENTRIES
 from ..optimize.search import Found
 from .priced import until_it_fits
 from .task import Task, register
 
-_MOST_ENTRIES = 4_000_000
 _MOST_DIMS = 30  # numpy stops at 64
 
 
@@ -94,7 +94,7 @@ def eliminate(problem: CostGraph) -> Solution | None:
         if n not in t.of or entries != t.entries(n):
             continue  # gone, or queued again since
         around = t.bucket(n)
-        if entries > _MOST_ENTRIES or len(around) > _MOST_DIMS:
+        if entries > MOST_ENTRIES or len(around) > _MOST_DIMS:
             exact = False
             hub = max(around, key=lambda a: (len(t.of[a]), t.sizes[a]))
             log.append((hub, (), start[hub]))

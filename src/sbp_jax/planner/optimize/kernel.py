@@ -18,12 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .instance import Instance
+from .reductions import MOST_COMPARED, MOST_ENTRIES, best_answers, unbeaten
 
 Interval = tuple[int, int]
-
-# An elimination makes a table of at most so many entries; a comparison of choices has at most so many.
-_MOST_ENTRIES = 4_000_000
-_MOST_COMPARED = 1_000_000
 
 
 class Impossible(Exception):
@@ -134,17 +131,18 @@ def kernel_of(instance: Instance) -> Kernel:
     )  # fmt: skip
     for t in instance.tables:
         if t.b < 0:
-            _add(kernel.held[t.a], (t.first, t.end), t.bytes)
+            add_bytes(kernel.held[t.a], (t.first, t.end), t.bytes)
         else:
             pair, of = ((t.a, t.b), t.bytes) if t.a < t.b else ((t.b, t.a), t.bytes.T)
             if pair[1] not in neighbours[pair[0]]:
                 neighbours[pair[0]][pair[1]] = zero = np.zeros(of.shape)
                 neighbours[pair[1]][pair[0]] = zero.T
-            _add(kernel.held_by_pairs.setdefault(pair, {}), (t.first, t.end), of)
+            add_bytes(kernel.held_by_pairs.setdefault(pair, {}), (t.first, t.end), of)
     return kernel
 
 
-def _add(tables: dict[Interval, np.ndarray], key: Interval, held: np.ndarray) -> None:
+def add_bytes(tables: dict[Interval, np.ndarray], key: Interval, held: np.ndarray) -> None:
+    """Hold more over an interval."""
     tables[key] = tables[key] + held if key in tables else held
 
 
@@ -238,7 +236,7 @@ class _Presolving:
         if held:
             tables = k.held_by_pairs.setdefault((n, o) if n < o else (o, n), {})
             for key, u in held.items():
-                _add(tables, key, u if n < o else u.T)
+                add_bytes(tables, key, u if n < o else u.T)
         self._link(n, o)
         self._touch(n)
         self._touch(o)
@@ -249,9 +247,9 @@ class _Presolving:
         at = np.arange(len(follows))
         k.costs[o] = k.costs[o] + k.costs[n][follows] + k.neighbours[o][n][at, follows]
         for key, u in k.pair_tables(o, n).items():
-            _add(k.held[o], key, u[at, follows])
+            add_bytes(k.held[o], key, u[at, follows])
         for key, u in k.held[n].items():
-            _add(k.held[o], key, u[follows])
+            add_bytes(k.held[o], key, u[follows])
         self._drop(n, o)
         for q, m in list(k.neighbours[n].items()):
             held = {key: u[follows] for key, u in k.pair_tables(n, q).items()}
@@ -289,7 +287,7 @@ class _Presolving:
             for o, m in list(around.items()):
                 k.costs[o] = k.costs[o] + m[0]
                 for key, u in k.pair_tables(n, o).items():
-                    _add(k.held[o], key, u[0])
+                    add_bytes(k.held[o], key, u[0])
                 self._drop(n, o)
             self._remove(n, (), np.zeros((), np.int64))
             return
@@ -298,33 +296,29 @@ class _Presolving:
         size = len(k.costs[n])
         for o in around:
             size *= len(k.costs[o])
-        if size > _MOST_ENTRIES:
+        if size > MOST_ENTRIES:
             return
         k.work += size
         others = tuple(sorted(around))
+        least, best = best_answers(k.costs[n], *(around[o].T for o in others))
+        for o in others:
+            self._drop(n, o)
         if not others:
-            k.constant += float(k.costs[n].min())
-            self._remove(n, (), np.asarray(k.costs[n].argmin()))
+            k.constant += float(least)
         elif len(others) == 1:
             (o,) = others
-            total = around[o].T + k.costs[n]
-            self._drop(n, o)
-            k.costs[o] = k.costs[o] + total.min(axis=1)
-            self._remove(n, others, total.argmin(axis=1))
+            k.costs[o] = k.costs[o] + least
         else:
             o, q = others
-            total = (around[o].T + k.costs[n])[:, None, :] + around[q].T[None, :, :]
-            self._drop(n, o)
-            self._drop(n, q)
-            self._connect(o, q, total.min(axis=2))
-            self._remove(n, others, total.argmin(axis=2))
+            self._connect(o, q, least)
+        self._remove(n, others, best)
 
     def _compare(self, n: int) -> None:
         """Remove choices that another one beats in cost and in bytes."""
         k = self.k
         cost = k.costs[n]
         size = len(cost) ** 2 * sum(len(k.costs[o]) for o in k.neighbours[n])
-        if size > _MOST_COMPARED:
+        if size > MOST_COMPARED:
             return
         k.work += size
         beaten_by = np.ones((len(cost), len(cost)), bool)
@@ -344,12 +338,5 @@ class _Presolving:
             for u in k.pair_tables(n, o).values():
                 beaten_by &= (u[:, None, :] >= u[None, :, :]).all(axis=2)
         beaten_by &= worse >= 0
-        beaten = np.asarray(beaten_by.any(axis=1))
-        if not beaten.any():
-            return
-        keep = np.ones(len(cost), bool)
-        for s in np.argsort(-cost, kind="stable"):
-            if beaten[s] and (beaten_by[s] & keep).any():
-                keep[s] = False
-        if not keep.all():
-            self._keep(n, keep)
+        if beaten_by.any():
+            self._keep(n, unbeaten(cost, beaten_by))

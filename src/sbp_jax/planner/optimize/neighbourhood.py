@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 
 from .arrays import Flat
-from .kernel import Kernel
+from .kernel import Kernel, add_bytes
 
 
 def around(f: Flat, seed: int, neighbours: list[list[int]], count: np.ndarray, most_pairs: int) -> list[int]:
@@ -70,24 +70,20 @@ def freed(f: Flat, choice: np.ndarray, free: list[int], keep: np.ndarray) -> Ker
     of_fixed = ~of_free
     change += np.bincount(f.table_first[of_fixed], bytes_of[of_fixed], len(change))
     change -= np.bincount(f.table_end[of_fixed], bytes_of[of_fixed], len(change))
-
-    def add(tables: dict[tuple[int, int], np.ndarray], key: tuple[int, int], u: np.ndarray) -> None:
-        tables[key] = tables[key] + u if key in tables else u
-
     for t in np.flatnonzero(of_free).tolist():
         i = int(f.table_node[t])
         begin = int(f.table_offset[t])
         u = f.table_bytes[begin : begin + offsets[i + 1] - offsets[i]][mask[i]]
-        add(held[i], (int(f.table_first[t]), int(f.table_end[t])), u)
+        add_bytes(held[i], (int(f.table_first[t]), int(f.table_end[t])), u)
     held_by_pairs: dict[tuple[int, int], dict[tuple[int, int], np.ndarray]] = {}
     for e, first, end, u in f.pair_tables:
         i, j = f.ends[e].tolist()
         if is_free[i] and is_free[j]:
-            add(held_by_pairs.setdefault((i, j), {}), (first, end), u[np.ix_(mask[i], mask[j])])
+            add_bytes(held_by_pairs.setdefault((i, j), {}), (first, end), u[np.ix_(mask[i], mask[j])])
         elif is_free[i]:
-            add(held[i], (first, end), u[mask[i], choice[j]])
+            add_bytes(held[i], (first, end), u[mask[i], choice[j]])
         elif is_free[j]:
-            add(held[j], (first, end), u[choice[i]][mask[j]])
+            add_bytes(held[j], (first, end), u[choice[i]][mask[j]])
         else:
             change[first] += u[choice[i], choice[j]]
             change[end] -= u[choice[i], choice[j]]
