@@ -119,3 +119,15 @@ def equal_rows(m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows = np.ascontiguousarray(m + 0.0)  # no negative zeros
     groups = np.array([number.setdefault(row.tobytes(), len(number)) for row in rows], dtype=np.int64)
     return groups, np.unique(groups, return_index=True)[1]
+
+
+def peaks(profile: np.ndarray, limit_bytes: float, most: int, apart: int) -> list[int]:
+    """The highest points above a limit, at most so many, more than ``apart`` (or 1) from each other; highest first."""
+    found, rest, apart = [], profile.copy(), max(1, apart)
+    while len(found) < most and len(rest):
+        p = int(rest.argmax())
+        if rest[p] <= limit_bytes:
+            break
+        found.append(p)
+        rest[max(0, p - apart) : p + apart + 1] = -np.inf
+    return found

@@ -13,9 +13,11 @@ from scipy import sparse
 
 from ..budget import Budget
 from . import highs
-from .arrays import Flat, equal_rows
+from .arrays import Flat, equal_rows, peaks
 
+# So many rows are added at once, this part of all points apart.
 _ROWS_AT_ONCE = 20
+_APART = 400
 _TOLERANCE = 1e-6
 # Programs with binaries, each with more memory rows than the one before.
 _MOST_BRANCHED = 20
@@ -106,13 +108,11 @@ class Program:
 
     def _separate(self, profile: np.ndarray, most: int = _ROWS_AT_ONCE) -> bool:
         """Add rows at the highest points above the limit, apart from each other; False if there is none to add."""
-        near, added = max(1, len(profile) // 400), []
-        for p in np.argsort(-profile, kind="stable").tolist():
-            if profile[p] <= self.f.limit_bytes * (1 + _TOLERANCE) or len(added) >= most:
-                break
-            if p not in self.points and all(abs(p - q) > near for q in added):
-                self._add_row(p)
-                added.append(p)
+        rest = profile.copy()
+        rest[self.points] = -math.inf
+        added = peaks(rest, self.f.limit_bytes * (1 + _TOLERANCE), most, len(profile) // _APART)
+        for p in added:
+            self._add_row(p)
         return bool(added)
 
     def relax(self, budget: Budget, most_rounds: int = 30) -> np.ndarray | None:

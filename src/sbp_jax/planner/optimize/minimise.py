@@ -6,6 +6,7 @@ memory row where one is needed. What such a program leaves out costs more than i
 bound as well. The prices of its rows begin the next round. Every plan that fits is improved by single moves.
 """
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -322,8 +323,5 @@ class _Search:
         if pairs(most) <= most_pairs:
             return most
         values = np.unique(reduced[(reduced > 0) & (reduced < most)])
-        low, high = 0, len(values)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if pairs(float(values[middle])) <= most_pairs else (low, middle)
-        return float(values[low]) if len(values) else most
+        few = bisect.bisect_right(values, most_pairs, key=lambda x: pairs(float(x)))
+        return float(values[max(few - 1, 0)]) if len(values) else most

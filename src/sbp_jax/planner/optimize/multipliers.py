@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .arrays import Flat
+from .arrays import Flat, peaks
 from .messages import Messages
 
 _MEMORY = 0.6
@@ -17,21 +17,11 @@ _SMALLER = 0.7
 _PATIENCE = 6
 # The optimum is taken to be at most so much above the bound.
 _PROMISE = 1.3
+# Of the points above the limit so many get prices at once, this part of all points apart.
 _PEAKS = 30
+_APART = 1000
 # The square of excesses, in parts of the limit, from which on there is none.
 _NO_EXCESS = 1e-18
-
-
-def peaks(profile: np.ndarray, limit_bytes: float, most: int = _PEAKS) -> list[int]:
-    """The highest points above the limit, apart from each other."""
-    near, found, rest = max(1, len(profile) // 1000), [], profile.copy()
-    while len(found) < most and len(rest):
-        p = int(rest.argmax())
-        if rest[p] <= limit_bytes:
-            break
-        found.append(p)
-        rest[max(0, p - near) : p + near + 1] = -np.inf
-    return found
 
 
 class Multipliers:
@@ -65,7 +55,7 @@ class Multipliers:
                 self.alpha *= _SMALLER
                 self.stalled = 0
         counted = self.prices > 0
-        counted[peaks(profile, f.limit_bytes)] = True
+        counted[peaks(profile, f.limit_bytes, _PEAKS, len(profile) // _APART)] = True
         scale = max(f.limit_bytes, 1.0)
         excess = np.where(counted, (profile - f.limit_bytes) / scale, 0.0)
         known = self.average
