@@ -9,8 +9,10 @@ gathered where they are used.
 from collections.abc import Sequence
 
 from ...errors import PlanError
+from .families import family, split_batch, split_data
 from .node_roles import NodeRoles
-from .restriction import Restriction, divided
+from .restriction import Restriction, divided, whole
+from .task import Task
 
 
 def zero(a: NodeRoles, stage: int) -> Restriction:
@@ -45,3 +47,18 @@ def split_kept(r: Restriction, stage: int, axes: Sequence[int]) -> None:
         r.wish(a.gradients, score, "split")
     if stage >= 3:
         r.wish(a.parameters, score, "split")
+
+
+def data_parallel(task: Task, stage: int, by_batch: bool) -> Restriction:
+    """Stage 2 or 3 on all axes. Data and activations are split on the batch dimension, or the data on any one."""
+    r = family(task, f"zero{stage}")
+    sizes = r.roles.axis_sizes
+    axes = range(len(sizes))
+    constant = [x for x in r.roles.buffers if x.batch is None or not by_batch]
+    r.wish((*constant, *(r.roles.parameters if stage < 3 else ())), whole(sizes, axes), "whole")
+    split_kept(r, stage, axes)
+    if by_batch:
+        split_batch(r, axes, state_whole=False)
+    else:
+        split_data(r, axes)
+    return r
