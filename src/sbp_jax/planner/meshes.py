@@ -13,6 +13,7 @@ from ..plan import PlanData
 from .memory.infeasible import TooSmall
 from .pins import PinError
 
+# Of the axes of a mesh whose shape is looked for.
 _NAMES = ("dp", "tp")
 # What is minimised are the step's seconds, up to this part: the bytes held are priced beside them.
 _WEIGHED = 0.01

@@ -23,6 +23,7 @@ from .constraints import Among, among
 # What the pins leave of an op's strategies.
 Allowed = Callable[[Op, Sequence[Strategy]], tuple[Strategy, ...]]
 Pins = Mapping[int, tuple[Signature | Among, str]]
+# Steps between two pins that a message names, half from either end.
 _MOST_BETWEEN = 8
 
 

@@ -22,6 +22,7 @@ from ...trace import Atom, Lit, Op, Program, Value
 from .fusion import fusion, is_pointwise
 from .partials import useful_linear
 
+# Ops without operands that cost nothing to make again, and element-wise ones that do cost.
 _FREE_SOURCES = {"broadcast_in_dim", "iota", "constant"}
 _COSTLY = {"threefry2x32"}
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from .clusters import OpCluster
 
+# Rounds before stragglers are kept with a group, and in all; a group keeps those who would leave where what stays is so
+# many times as large. Set by hand.
 _STRICT_ROUNDS = 2
 _ROUNDS = 12
 _MAJORITY = 2

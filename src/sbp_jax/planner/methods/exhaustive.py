@@ -8,10 +8,9 @@ from ...errors import PlanError
 from ..costs.cost_graph import IMPOSSIBLE
 from ..memory.infeasible import TooSmall
 from ..optimize.program import Solution
+from ..optimize.reductions import MOST_ENTRIES
 from ..optimize.search import Found
 from .task import Task, register
-
-_MOST = 4_000_000
 
 
 @register("exhaustive")
@@ -22,7 +21,7 @@ def exhaustive(task: Task) -> Found | None:
     # A node with one choice needs no trying; numpy has at most 64 dims, so the others get one each.
     free = [n for n, c in enumerate(problem.nodes) if len(c) > 1]
     count = math.prod(len(problem.nodes[n]) for n in free)
-    if count > _MOST or len(free) > 60:
+    if count > MOST_ENTRIES or len(free) > 60:
         raise PlanError(f"the exhaustive solver tries every plan, and there are {count:.3g}; use solver='ilp'")
     axis = {n: k for k, n in enumerate(free)}
     total = np.full([len(problem.nodes[n]) for n in free], 0.0)

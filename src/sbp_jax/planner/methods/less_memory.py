@@ -13,9 +13,10 @@ from ..memory.infeasible import TooSmall
 from ..optimize.search import Found
 from . import Task
 
+# A plan may take this part of the seconds more; so many prices are tried. Set by hand.
 TOLERANCE = 0.05
 _ROUNDS = 10
-# The first price: a peak's bytes cost as much as the step takes.
+# From one price to the next until one is too dear; at the first a peak's bytes cost as much as the step takes.
 _FACTOR = 4.0
 
 

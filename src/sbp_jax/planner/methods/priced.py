@@ -8,6 +8,7 @@ from ..optimize.program import Solution
 from ..optimize.search import Found
 from .task import Task
 
+# Rounds, each of which doubles the price at one point. Set by hand.
 _ROUNDS = 30
 
 

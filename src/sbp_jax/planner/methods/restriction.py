@@ -17,6 +17,7 @@ from ..memory.protocol import FootprintLike
 from .node_roles import Counts, Leaf, NodeRoles
 
 Score = Callable[[Code], float]
+# Values that a note names.
 _NAMED = 3
 # That weights are split comes before the other wishes of tensor parallelism.
 _MATTERS = 3

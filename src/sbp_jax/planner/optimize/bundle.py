@@ -9,6 +9,10 @@ best so far under which every plan seen is worth enough.
 import numpy as np
 from scipy import optimize
 
+# The level of the method: this part of the way from the bound to what the plans seen promise. Set by hand: the
+# method converges with any part between 0 and 1 (Lemarechal, Nemirovskii and Nesterov).
+LEVEL = 0.5
+
 
 def largest(
     costs: np.ndarray, rows: np.ndarray, cap: float, total: float | None = None

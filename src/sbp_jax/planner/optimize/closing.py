@@ -24,12 +24,15 @@ from .elimination import TooMany, cheapest
 from .presolve import Presolved
 from .regions import FIRST, MOST, improve_regions
 
+# Sweeps of messages in a round, and rounds. Set by hand, like what follows; docs/decisions/0016 measures what it leads
+# to.
 _SWEEPS = 5
 _ROUNDS = 40
 # With many pairs of choices, if the budget has no end.
 _MOST_ROUNDS = 200
 # A round is worth another where it leaves at most this part of the gap, or of the pairs.
 _WORTH = 0.99
+# So many in a row that are not worth another are the last.
 _IDLE = 3
 # With more pairs of choices the program is not likely to end: rounds and regions go on for this part of the budget.
 _LARGE = 150_000
@@ -41,6 +44,7 @@ _FEW_IF_SLOW = 2.5
 # A guess is this far from the bound to the best plan: the first that leaves so few pairs of choices.
 _GUESSES = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.015, 0.008, 0.004, 0.002, 0.001, 0.0005, 0.0)
 _FEW_GUESSED = 40_000
+# Of work, for the program of one guess.
 _GUESS_SECONDS = 3.0
 # Steps beside rounds get so many times the work of all rounds.
 _REGIONS, _ELIMINATIONS, _GUESSES_SHARE = 2.0, 1.5, 3.0

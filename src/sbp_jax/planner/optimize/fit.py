@@ -19,20 +19,20 @@ from ..budget import WORK_A_SECOND, Budget
 from ..costs.cost_graph import CostGraph, Subset, penalised
 from ..memory.infeasible import TooSmall
 from .bounds import spares
-from .bundle import largest, nearest
+from .bundle import LEVEL, largest, nearest
 from .goal import Goal
 from .program import Solution, solve, solve_within
 from .recombine import Pool, Seen, chosen, sparing, together
 from .regions import FIRST, MOST, improve_regions, settled
 from .smallest_limit import Least, Smallest, out_of_time, too_small
 
+# Set by hand; docs/decisions/0015 to 0017 measure what it leads to. Rounds of prices, points added at the end.
 _ROUNDS = 40
-# The level of the level method (``bundle.py``): this part of the way from the bound to what prices promise.
-_LEVEL = 0.5
 # The level is looked for no higher than this times the bound: far plans promise much and hold nothing.
 _PROMISE = 1.2
 # Prices are at most so many times the step's seconds for the whole limit.
 _CAP = 100.0
+# Prices of every other round as multiples of those for the bound, doubled until a plan fits.
 _OVER = 1.5
 # Rounds end at this gap, or when a plan's bound can grow by no more than this.
 _ROUND_GAP = 1e-3
@@ -46,9 +46,8 @@ _AT_LEAST = 4.0
 _FINE = 0.03
 # After half of the work a round that closes less than this part of the gap is the last.
 _WORTH = 0.05
-_RELAXED_SECONDS = 4.0
-# What every plan holds where the cheapest overflows.
-_LEAST_SECONDS = 2.0
+# For one relaxation; for what every plan holds where the cheapest overflows.
+_RELAXED_SECONDS, _LEAST_SECONDS = 4.0, 2.0
 # How many of the plans seen are put together, how expensive they may be by the bound, and for how long: neighbours
 # decided together, first of few plans, then of many; once node by node, of few.
 _COMBINED = (5, 20, 80)
@@ -71,9 +70,9 @@ _BEST_FEW = 20_000
 _IN_ALL = 0.7
 _EXACT_SECONDS = 4.0
 # Regions: seconds, the part of what is left, prices as parts of those that gave the bound.
-_REGIONS_SECONDS = 2.0
-_REGIONS_PART = 0.5
+_REGIONS_SECONDS, _REGIONS_PART = 2.0, 0.5
 _SCALES = (1.0, 0.5, 2.0, 0.25)
+# Work for each node of a plan that is met: its seconds and its bytes over the step.
 _OFFER_WORK = 1_000
 
 
@@ -190,7 +189,7 @@ class Fitting:
 
         The last solution under prices, and its bytes over the step.
         """
-        last, level, over = None, _LEVEL, _OVER
+        last, level, over = None, LEVEL, _OVER
         gap, stalled, longest = np.inf, False, 0.0
         whole, start = self.goal.budget.some(part=0.5), self.goal.budget.spent
         for round_number in range(_ROUNDS):
@@ -215,7 +214,7 @@ class Fitting:
             longest = max(longest, (self.goal.budget.spent - start) / WORK_A_SECOND - spent)
             # Prices under which a plan comes again were too near to the last ones.
             met = any(p.choice == tuple(solution.choice) for p in self.plans)
-            level = 0.5 * (1.0 + level) if met else _LEVEL
+            level = 0.5 * (1.0 + level) if met else LEVEL
             points, plan = len(self.points), self._offer(solution.choice)
             if beyond and plan.peak > self.limit:
                 over *= 2

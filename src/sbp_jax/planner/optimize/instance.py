@@ -10,9 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# A cost of this much or more means that the choice, or the pair of choices, is impossible.
-IMPOSSIBLE = np.inf
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
@@ -32,7 +29,7 @@ class MemoryTable:
 class Instance:
     """Costs by choice, cost matrices by pair of nodes ``(a, b)`` with ``a < b``, and memory tables with their limit.
 
-    Costs may be infinite. ``limit_bytes`` holds at each of ``n_points`` points.
+    What costs infinitely much is impossible. ``limit_bytes`` holds at each of ``n_points`` points.
     """
 
     costs: Sequence[np.ndarray]

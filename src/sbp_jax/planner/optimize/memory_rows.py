@@ -18,6 +18,8 @@ from .arrays import Flat, equal_rows, peaks
 # So many rows are added at once, this part of all points apart.
 _ROWS_AT_ONCE = 20
 _APART = 400
+# A point exceeds the limit by more than this part of it: HiGHS's default for the rows of programs with binaries
+# (``mip_feasibility_tolerance``), and rows are parts of the limit.
 _TOLERANCE = 1e-6
 # Programs with binaries, each with more memory rows than the one before.
 _MOST_BRANCHED = 20

@@ -22,6 +22,7 @@ from .multipliers import Multipliers
 from .neighbourhood import around, freed, neighbours_of
 from .polish import Polish
 
+# Set by hand, like what follows; benchmarks/results/contest.txt shows what it leads to.
 # The budget unless the caller sets one: about a minute on one core.
 _WORK = 5e9
 # Sweeps before bytes get prices; sweeps at each price of the first plan, whose prices begin at this part of the bound
@@ -29,6 +30,7 @@ _WORK = 5e9
 _FREE_SWEEPS = 10
 _FIRST_SWEEPS = 3
 _FIRST_PRICE = 20.0
+# Prices of the first plan, each ten times the one before.
 _MOST_FIRST = 8
 # Pairs of choices and nodes of the first restricted program, doubled each time; parts of the budget for prices before
 # it and before the next ones.
@@ -39,6 +41,8 @@ _MORE_PRICES = 0.1
 # Steps of prices that no longer raise the bound: with a plan, without one.
 _IDLE = 40
 _LONG_IDLE = 150
+# Another restricted program begins where so many times as much of the budget is left as the last one took; after one
+# that took less than this part, with twice as many pairs.
 _WORTH = 1.5
 _SHORT = 0.08
 # Moves: their part of the budget in each round, pairs of choices, nodes of the program.
@@ -48,6 +52,7 @@ _LEAST_MOVED = 1_000
 _MOST_MOVED = 60_000
 _MOVE_NODES = 20
 _MOVE_SECONDS = 10.0
+# How much larger the next neighbourhood is after one solved to the end, or smaller after one that was not.
 _GROW = 1.3
 # Of the seconds left, if there is a limit, for one program.
 _BRANCH = 0.5

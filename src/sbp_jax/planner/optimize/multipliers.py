@@ -11,6 +11,8 @@ import numpy as np
 from .arrays import Flat, peaks
 from .messages import Messages
 
+# Of the averaged excess, what is from before; the first step as a part of Polyak's length, times so much whenever the
+# bound has not grown for so many steps. Set by hand; benchmarks/results/contest.txt shows what it leads to.
 _MEMORY = 0.6
 _STEP = 0.3
 _SMALLER = 0.7

@@ -23,8 +23,10 @@ from .bounds import consistent
 from .closing import Closing
 from .presolve import Presolved, presolve
 
+# Random roundings of a relaxation for a first plan: where branching begins with it, where it is all that is asked.
 _ROUNDINGS = 20
 _FEW_ROUNDINGS = 4
+# A relaxation is whole up to HiGHS's default for integers (``mip_feasibility_tolerance``).
 _TOLERANCE = 1e-6
 # Kernels of fewer pairs of choices go to the 0-1 program at once.
 _SMALL = 60_000

@@ -1,11 +1,12 @@
 """What every presolve does to a node: its best answers to its neighbours, and which of its choices others beat.
 
-``presolve.py`` does so with costs alone, ``kernel.py`` with bytes beside them, ``methods/dp.py`` with larger tables.
+``presolve.py`` does so with costs alone, ``kernel.py`` with bytes beside them; ``methods/dp.py`` and ``exhaustive.py``
+make larger tables, of as many entries at most.
 """
 
 import numpy as np
 
-# An elimination makes a table of at most so many entries (32 MB of float64, 50 ms); a comparison of a
+# A table has at most so many entries (32 MB of float64, 50 ms); a comparison of a
 # node's choices looks at no more than so many: where that is long, bounds strike most of them in less time
 # (``bounds.py``; LLaMA-3-8B on 4x4x4, 679 choices: the whole search 3 s against 46 s).
 MOST_ENTRIES = 4_000_000

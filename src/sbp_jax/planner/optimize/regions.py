@@ -14,8 +14,9 @@ from .bounds import Choice, PresolvedMessages, consistent
 from .elimination import TooMany, cheapest, prune
 from .presolve import Presolved, without_presolve
 
-# Nodes of a region: of the first ones, and the most.
+# Nodes of a region: of the first ones, and the most (160 and 320 were mostly too many, docs/decisions/0016).
 FIRST, MOST = 40, 80
+# Sweeps of messages on a region before it is tried with more assignments.
 _SWEEPS = 15
 # The first slack of an elimination as a part of what a region could save at most; it grows by this factor until the
 # best is found.

@@ -15,16 +15,15 @@ from ..amounts import bytes_text
 from ..costs.cost_graph import CostGraph, costless, penalised
 from ..memory.infeasible import OutOfTime, TooSmall, holdings
 from ..memory.protocol import FootprintLike
-from .bundle import largest, nearest
+from .bundle import LEVEL, largest, nearest
 from .goal import Goal
 from .program import Solution, solve, solve_within
 from .recombine import chosen
 
+# Rounds at most, seconds of work for all of them and for the program of one.
 _ROUNDS = 60
 _SECONDS = 30.0
 _ROUND_SECONDS = 10.0
-# The level of the level method (``bundle.py``): this part of the way from the bound to what weights promise.
-_LEVEL = 0.5
 # Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
 _CLOSE = 0.01
 _STALLED = 6
@@ -141,7 +140,7 @@ def _next(held: np.ndarray, centre: np.ndarray, bound: float) -> tuple[np.ndarra
     and that promise."""
     none = np.zeros(len(held))
     straight, promised = largest(none, held, 1.0, total=1.0)
-    level = bound + _LEVEL * (promised - bound) if centre.any() else promised * (1 - 1e-9)
+    level = bound + LEVEL * (promised - bound) if centre.any() else promised * (1 - 1e-9)
     weights = nearest(none, held, level, centre, 1.0, total=1.0)
     if weights is None:
         weights = np.full(len(centre), 1.0 / len(centre)) if straight is None else straight

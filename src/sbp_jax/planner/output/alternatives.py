@@ -25,6 +25,7 @@ from ..memory.footprint import Footprint
 from .layers import BACKWARD, PARAMETER, UPDATE, Layers, layers
 from .timeline import NO_KERNELS, label_of
 
+# Alternatives of a decision that a plan keeps, and their figures.
 _MOST = 6
 _DIGITS = 4
 

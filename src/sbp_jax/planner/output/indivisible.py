@@ -27,6 +27,7 @@ _TOLD = 0.01
 # Beyond so many variables, or where the first plan took this part of the time limit, no second plan is made.
 _MOST_VARIABLES = 100_000
 _MOST_TIME = 0.25
+# Lengths that a note names.
 _NAMED = 3
 
 

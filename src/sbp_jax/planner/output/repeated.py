@@ -23,8 +23,11 @@ from ...trace import Lines, Op, Program, Value
 from ..amounts import bytes_text
 from ..request import Request
 
+# An op that every device computes whole is told where it takes this part of the step's seconds or holds this part of
+# its memory; one without a price from values of so many bytes on, or of this part of the largest.
 LARGE = 0.05
 _UNPRICED_BYTES = 2**20
+# Ops, and lines of one, that notes name.
 _NAMED = 8
 _LINES = 3
 # So many primitives without a rule have a note each; more have one together.

@@ -9,6 +9,7 @@ from ...trace import Program
 from ..request import Request
 from .repeated import Repeated, given, notes
 
+# Arrays that a note names.
 _NAMED = 4
 # Of a device's compute: what is left is not worth a word.
 _NEARLY_ALL = 0.95

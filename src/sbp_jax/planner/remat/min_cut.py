@@ -22,7 +22,9 @@ from ...trace import Graph, Op, Program, Structured, Value
 from ..costs.op_cost import CostModel
 
 _SCALE = 1e9  # capacities are whole numbers below 2^31
+# Above the sum of all others: what is not to be cut.
 _NEVER = 2**30
+# The next rung holds less by at least this part of what the turn holds: nearer ones are not worth a plan each.
 _CLEARLY = 0.02
 
 
