@@ -111,9 +111,7 @@ def measure(name: str, mesh: str, text_to: str) -> dict[str, Any]:
     family, size, options, config = MODELS[name]
     case = build(family, size, **options)
     inputs = case.abstract_state(), case.batch(0)
-    step = sbp.auto_parallel(
-        case.step, placement=where, donate_argnums=0, config=sbp.AutoParallelConfig(**config)
-    )
+    step = sbp.auto_parallel(case.step, placement=where, donate_argnums=0, config=sbp.AutoParallelConfig(**config))
     plan = step.plan(*inputs)
     start = time.perf_counter()
     compiled = step.lower(*inputs).compile()
@@ -143,8 +141,9 @@ def main() -> int:
         print(json.dumps(measure(*json.loads(args.row))))
         return 0
     failed = 0
-    print("| model | mesh | verify | collectives planned | compiled | beside | plan MiB | XLA MiB | plan / XLA | compile s |")
-    print("|" + "---|" * 10)
+    columns = ("model", "mesh", "verify", "collectives planned", "compiled", "beside", "plan MiB", "XLA MiB",
+               "plan / XLA", "compile s")  # fmt: skip
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
     for name in (n for n in MODELS if args.only in n):
         for mesh in args.meshes.split(","):
             command = [sys.executable, __file__, "--row", json.dumps([name, mesh, args.text])]
@@ -155,9 +154,10 @@ def main() -> int:
                 continue
             r = json.loads(done.stdout.splitlines()[-1])
             failed += not r["ok"]
-            print(f"| {name} | {mesh} | {r['verify']} | {r['planned']} | {r['compiled']} | {r['beside']:.0%} | "
-                  f"{r['plan'] / 2**20:.1f} | {r['xla'] / 2**20:.1f} | {r['plan'] / r['xla']:.3f} | {r['compile']:.1f} |",
-                  flush=True)  # fmt: skip
+            row = [name, mesh, r["verify"], f"{r['planned']}", f"{r['compiled']}", f"{r['beside']:.0%}",
+                   f"{r['plan'] / 2**20:.1f}", f"{r['xla'] / 2**20:.1f}", f"{r['plan'] / r['xla']:.3f}",
+                   f"{r['compile']:.1f}"]  # fmt: skip
+            print(f"| {' | '.join(row)} |", flush=True)
     return int(failed > 0)
 
 

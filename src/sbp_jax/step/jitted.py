@@ -181,11 +181,12 @@ def check_devices(plan: Plan, to_run: bool = True) -> None:
     where = plan.placement
     if where.can_compile if not to_run else not where.is_abstract:
         return
+    refused = "run here, only compiled" if where.can_compile else "compiled or run here"
+    hint = "" if where.can_compile else ". To compile it without any: a mesh of devices of jax.experimental.topologies"
     raise PlanError(
-        f"{where} is abstract: a plan for it can be read and saved, but not "
-        f"{'run here, only compiled' if where.can_compile else 'compiled or run here'}. To run {plan.function}, give it "
+        f"{where} is abstract: a plan for it can be read and saved, but not {refused}. To run {plan.function}, give it "
         "devices: placement=sbp.placement(type, ranks), or a saved plan with dataclasses.replace(plan, placement=...)"
-        + (not where.can_compile) * ". To compile it without any: a mesh of devices of jax.experimental.topologies"
+        + hint
     )
 
 

@@ -1,0 +1,104 @@
+"""What XLA's compiler for GPUs needs, and does, and that for CPUs does not: ``benchmarks/gpu_compile.py`` runs it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import sbp_jax as sbp
+from sbp_jax.calls import capture
+from sbp_jax.lower.emit import local_function
+from sbp_jax.lower.verify import verify_text
+from sbp_jax.shardings import to_partition_spec
+
+N = 8
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def train(ws, x):
+    """Three layers; the gradients, reduced where they are made."""
+
+    def loss(ws):
+        y = x
+        for w in ws:
+            y = jnp.sin(y @ w)
+        return jnp.sum(y)
+
+    return jax.tree.map(lambda g: 2.0 * jnp.abs(g), jax.grad(loss)(ws))
+
+
+ARGS = ([f32(64, 64)] * 3, f32(4096, 64))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_nothing_waits_for_what_is_sent_where_collectives_run_beside_compute(kind: str) -> None:
+    where = sbp.placement.abstract(N, axis_names="dp", type=kind, cluster="h100")
+    plan = sbp.plan(train, *ARGS, placement=where, in_sbp=("B", "S(0)"), out_sbp="B")
+    assert sum(m.is_collective for b in plan.boxing_list for m in b.moves) == 3
+    program = capture.trace(train, ARGS, {}, (), ())[0]
+    specs = [
+        [to_partition_spec(x.signature, where, len(x.shape)) for x in side] for side in (plan.inputs, plan.outputs)
+    ]
+    step = jax.shard_map(local_function(program, plan), mesh=AbstractMesh((N,), ("dp",)), in_specs=tuple(specs[0]),
+                         out_specs=specs[1], check_vma=False)  # fmt: skip
+    (call,) = jax.make_jaxpr(step)(*jax.tree.leaves(ARGS)).eqns
+    eqns = call.params["jaxpr"].eqns
+    sent = {v for e in eqns if e.primitive.name.startswith("psum") for v in e.outvars}
+    held = {v for e in eqns if e.primitive.name == "optimization_barrier" for v in e.invars}
+    assert sent and held
+    assert bool(sent & held) == (kind == "cpu")
+
+
+def joined(elements: int, dtype: str = "f32") -> str:
+    """The text of a program with one reduction of a flat array."""
+    return f"""HloModule m, is_scheduled=true, num_partitions={N}
+
+ENTRY %main_spmd (p: {dtype}[{elements}]) -> {dtype}[{elements}] {{
+  %p = {dtype}[{elements}]{{0}} parameter(0)
+  %r = {dtype}[{elements}]{{0}} all-reduce-start(%p), replica_groups={{{{0,1,2,3,4,5,6,7}}}}, to_apply=%add
+  ROOT %done = {dtype}[{elements}]{{0}} all-reduce-done(%r)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("elements", "dtype", "ok", "left_out"),
+    [(3 * 4096, "f32", True, 0), (2 * 4096, "f32", True, 1), (12289, "f32", False, 3), (3 * 4096, "bf16", False, 3)],
+)
+def test_reductions_that_xla_joins_are_the_plans(elements: int, dtype: str, ok: bool, left_out: int) -> None:
+    where = sbp.placement.abstract(N, axis_names="dp", cluster="h100")
+    plan = sbp.plan(train, *ARGS, placement=where, in_sbp=("B", "S(0)"), out_sbp="B")
+    report = verify_text(plan, joined(elements, dtype))
+    assert (report.ok, len(report.left_out)) == (ok, left_out)
+
+
+def test_a_mesh_of_devices_that_are_not_here_is_for_compiling() -> None:
+    """As those of ``jax.experimental.topologies``: described, and in no backend."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Described:
+        id: int
+        platform: str = "gpu"
+        device_kind: str = "NVIDIA H100 80GB HBM3"
+        process_index: int = 0
+
+    devices = [[Described(4 * i + k) for k in range(4)] for i in range(2)]
+    mesh = jax.sharding.Mesh(devices, ("dp", "tp"))
+    where = sbp.placement.from_mesh(mesh)
+    assert where.is_abstract and where.can_compile and where.mesh is mesh
+    assert (where.shape, where.axis_names, where.cluster) == ((2, 4), ("dp", "tp"), "h100")
+    other = sbp.placement.abstract((4, 2), axis_names=("dp", "tp"), cluster="h100")
+    assert not other.can_compile
+    with pytest.raises(sbp.PlacementError, match="abstract"):
+        _ = other.mesh
+    step = sbp.auto_parallel(jnp.sin, placement=mesh)
+    assert step.plan(f32(64, 8)).cluster == "h100"
+    with pytest.raises(sbp.PlanError, match="not run here, only compiled"):
+        step(jnp.ones((64, 8)))
+    with pytest.raises(sbp.PlanError, match="topologies"):
+        sbp.auto_parallel(jnp.sin, placement=other).lower(f32(64, 8))
