@@ -17,7 +17,7 @@ FIRST ?= 100000
 COUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soundness soundness-programs programs rules lint format docs notebooks bench results clean
+.PHONY: help setup demo test test-all soundness soundness-programs programs gpu-compile rules lint format docs notebooks bench results clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,14 @@ soundness-programs: $(STAMP) ## thousands of random programs against plain JAX; 
 
 programs: $(STAMP) ## random programs from seed FIRST on, one failing seed a line; goes on where it stopped; options: FIRST=100000 COUNT=10000
 	$(BIN)/python tests/random_programs.py --from $(FIRST) --count $(COUNT) --processes $(WORKERS) --log out/programs.txt
+
+# XLA's compiler for GPUs is 400 MB: it has an environment of its own.
+gpu-compile: ## planned steps through XLA's compiler for GPUs, on a machine without one; options: ARGS="--only gpt2"
+	@test -x .venv-gpu/bin/python || $(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[flax]'
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check \
+	  jax-cuda13-plugin==$$(.venv-gpu/bin/python -c 'import jaxlib; print(jaxlib.__version__)')
+	.venv-gpu/bin/python benchmarks/gpu_compile.py $(ARGS)
 
 rules: $(STAMP) ## write docs/rules.md anew, with the strategies counted
 	$(BIN)/python docs/rules_table.py --count

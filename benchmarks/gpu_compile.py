@@ -13,8 +13,10 @@ only: models with them are left out. Exits with 1 where a step does not compile,
 """
 
 import argparse
+import importlib.util
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -139,6 +141,12 @@ def main() -> int:
     args = parser.parse_args()
     if args.row:
         print(json.dumps(measure(*json.loads(args.row))))
+        return 0
+    plugins = importlib.util.find_spec("jax_plugins")
+    if plugins is None or not any(
+        m.name.startswith("xla_cuda") for m in pkgutil.iter_modules(plugins.submodule_search_locations)
+    ):
+        print("not run: XLA's compiler for GPUs is not installed (make gpu-compile, or pip install jax-cuda13-plugin)")
         return 0
     failed = 0
     columns = ("model", "mesh", "verify", "collectives planned", "compiled", "beside", "plan MiB", "XLA MiB",
