@@ -8,8 +8,7 @@ The GPUs are only described (``jax.experimental.topologies``), so XLA compiles f
 cannot measure it takes from its tables: no kernel is tuned. By row: whether each collective in the compiled program is
 the plan's (``plan.verify``); how many there are after XLA has combined them; "beside", the part of the bytes sent by
 collectives between whose start and end a kernel runs, by XLA's own schedule (a collective that is not asynchronous
-has none); bytes a device by the plan and by ``memory_analysis()``. Convolutions need cuDNN, which is asked on a GPU
-only: models with them are left out. Exits with 1 where a step does not compile, or a collective is not the plan's.
+has none); bytes a device by the plan and by ``memory_analysis()``, without what cuDNN takes for itself. Exits with 1 where a step does not compile, or a collective is not the plan's.
 """
 
 import argparse
@@ -63,6 +62,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "vit tiny": ("vit", "tiny", {}, {}),
     "dlrm tiny": ("dlrm", "tiny", {}, {}),
     "lstm medium": ("lstm", "medium", {}, {}),
+    "resnet18": ("resnet", "resnet18", {}, {}),
+    "vit-h14, 4 layers": ("vit", "vit-h14", {"layers": 4}, {}),
+    "llama3-8b, 4 layers": ("llama", "llama3-8b", {"layers": 4, "batch": 16}, {}),
+    "moe-10b, 4 layers": ("moe", "moe-10b", {"layers": 4, "batch": 16}, {}),
 }
 _KERNELS = ("fusion", "custom-call", "dot", "while", "convolution", "sort", "scatter", "copy", "reduce", "conditional")
 _LINE = re.compile(r"\s+(?:ROOT )?%?(\S+) = .*? ([a-z][a-z-]*)\(%?([\w.\-]*)")

@@ -44,6 +44,19 @@ def test_an_exponential_with_two_readers_is_kept() -> None:
     assert peak(softmax, f32(1024)) == pytest.approx(2, abs=0.01)  # argument and exponentials; the result over these
 
 
+@pytest.mark.parametrize(("cluster", "arrays"), [("cpu", 3), ("a100-80", 2), ("h100", 2), ("tpu-v5p", 3)])
+def test_on_gpus_what_is_element_wise_is_computed_again(cluster: str, arrays: int) -> None:
+    """As XLA for GPUs does: ``benchmarks/gpu_compile.py`` measures it on whole models."""
+
+    def reduced_twice(x, w):
+        e = jnp.exp(x)
+        return jnp.sum(e * w, 0), jnp.max(e, 1)
+
+    where = sbp.placement.abstract((1,), cluster=cluster)
+    plan = sbp.plan(reduced_twice, f32(32, 32), f32(32, 32), placement=where)
+    assert plan.memory_per_device / 4096 == pytest.approx(arrays, abs=0.1)
+
+
 def test_a_scan_holds_its_carry_once_and_what_it_collects_whole() -> None:
     def run(x):
         return jax.lax.scan(lambda c, _: (jnp.sin(c), c * 2), x, None, length=6)

@@ -4,7 +4,7 @@ XLA materialises few of a program's values. An element-wise op is computed insid
 each of them where it is cheap (``InstructionFusion``): then it takes no memory, and what it reads is held to the
 last of those kernels instead. A matrix product's operand that is cheap is made for each product anew, each wants it
 in a layout of its own (measured on GPT: queries, keys and values are transposed once for the forward products and
-again for the backward ones). Exponentials, roots and the like with several readers are computed once and kept.
+again for the backward ones). On CPUs exponentials, roots and the like with several readers are computed once and kept.
 What a matrix product, a collective, a loop or the caller reads is always in memory. A reshape is another name for
 its operand's buffer. An element-wise kernel writes over an operand that dies in it. What a loop reads is held
 through the loop; a loop's carry is one buffer from its initial value to its final one.
@@ -37,6 +37,7 @@ from .kernels import (
     REPEATING,
     concatenates_rows,
     in_reductions,
+    is_gpu,
     is_reshaped,
     moves_dims,
 )
@@ -134,13 +135,16 @@ class _Walk:
         self.end = len(program.nodes) - 1
         nodes = program.nodes
         self.alias = [op.name in ALIASES for op in nodes]
-        self.cheap = [op.name in CHEAP for op in nodes]
         self.fusible = [
             op.primitive is not None
             and op.name not in LONG
             and (yes or alias or op.name in MOVES)
             and not (device == "cpu" and concatenates_rows(op))
             for op, yes, alias in zip(nodes, pointwise(program, factors), self.alias, strict=True)
+        ]
+        self.on_gpu = is_gpu(device)
+        self.cheap = [
+            op.name in CHEAP or (self.on_gpu and fuses) for op, fuses in zip(nodes, self.fusible, strict=True)
         ]
         self.spans: dict[int, tuple[int, int]] = {}
         self._span(program.graph)
@@ -396,7 +400,8 @@ class _Walk:
         when = self.when[at]
         if self.device == "cpu" and user.name in REDUCTIONS:
             return when, when, inside, None
-        return when, when, alone and user.name in COMPUTES, None
+        computes = user.name in COMPUTES and (alone or (self.on_gpu and user.name in REDUCTIONS))
+        return when, when, computes, None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""
