@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+# ``(work, gap)``: from so much work on a gap of so much is small enough.
+Stops = tuple[tuple[float, float], ...]
 # About what one core does in a second. Limits are written as seconds of work: what they take on a clock differs.
 WORK_A_SECOND = 1.5e8
 # Below this part of its cost a plan is as good as the best one.
@@ -29,7 +31,7 @@ class Budget:
     clock: Callable[[], float] = time.monotonic
     spent: float = 0.0
     began: float = field(default=0.0)
-    stops: tuple[tuple[float, float], ...] = ()
+    stops: Stops = ()
     parent: "Budget | None" = None
 
     def __post_init__(self) -> None:
@@ -57,9 +59,9 @@ class Budget:
         work = max(of_left * self.work_left, part * self.work)
         return Budget(work, self.seconds_left, self.clock, stops=self.stops, parent=self)
 
-    def again(self) -> "Budget":
-        """For another search: as much work as there was at first; the clock goes on."""
-        return Budget(self.work, self.seconds_left, self.clock, stops=self.stops, parent=self)
+    def again(self, stops: Stops = ()) -> "Budget":
+        """For another search: as much work as there was at first, with these stops too; the clock goes on."""
+        return Budget(self.work, self.seconds_left, self.clock, stops=(*self.stops, *stops), parent=self)
 
     @property
     def work_left(self) -> float:

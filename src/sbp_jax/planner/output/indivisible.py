@@ -24,9 +24,11 @@ _SMALL_BYTES = 32 * 1024
 _NOTHING = 1e-3
 # Another plan must save this part of the step to be told.
 _TOLD = 0.01
-# Beyond so many variables, or where the first plan took this part of the time limit, no second plan is made.
+# Beyond so many variables, or where the first plan took this part of the time limit, or of the work that a search may
+# do (1.5 s by default), no second plan is made: it takes as long.
 _MOST_VARIABLES = 100_000
 _MOST_TIME = 0.25
+_MOST_WORK = 0.05
 # Lengths that a note names.
 _NAMED = 3
 
@@ -105,7 +107,7 @@ def compare_with_padding(
     limit, budget = request.time_limit, request.budget
     budget.spend(plan.statistics.get("work", 0.0))
     is_late = limit is not None and plan.planning_seconds > _MOST_TIME * limit
-    if plan.statistics.get("variables", 0) > _MOST_VARIABLES or is_late or budget.part > _MOST_TIME:
+    if plan.statistics.get("variables", 0) > _MOST_VARIABLES or is_late or budget.part > _MOST_WORK:
         plan.notes.append(
             f"{told}: at most {found.seconds / plan.step_seconds:.0%} of the step could be saved by padding. "
             "AutoParallelConfig(pad=True) plans with it"
