@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "lstm medium": ("lstm", "medium", {}, {}),
     "resnet18": ("resnet", "resnet18", {}, {}),
     "vit-h14, 4 layers": ("vit", "vit-h14", {"layers": 4}, {}),
-    "llama3-8b, 4 layers": ("llama", "llama3-8b", {"layers": 4, "batch": 16}, {}),
+    "llama3-8b, 2 layers": ("llama", "llama3-8b", {"layers": 2, "batch": 8}, {}),
     "moe-10b, 4 layers": ("moe", "moe-10b", {"layers": 4, "batch": 16}, {}),
 }
 _KERNELS = ("fusion", "custom-call", "dot", "while", "convolution", "sort", "scatter", "copy", "reduce", "conditional")

@@ -43,8 +43,8 @@ _EXPERT_GAP = 0.02
 # A pass need not be proven further than this.
 _PASS_GAP = 0.004
 # These searches stop at gaps of so much after so many seconds of work: what they minimise is a model of what counts. Of
-# seven small models on eight H100s one simulated step is 0.1 % longer so, the slowest plan takes 17 s instead of 73 s; with
-# stops twice as early that step is 3 % longer.
+# seven small models on eight H100s one simulated step is 0.1 % longer so, and the slowest plan takes 17 s, not 73 s;
+# with stops twice as early that step is 3 % longer.
 _STOPS = ((1.0, 0.01), (2.0, 0.02), (3.0, 0.05), (6.0, 0.2))
 # The price after a pass that found nothing as short as a fixed strategy: so much of the one at which both cost as much;
 # not less than the second.
