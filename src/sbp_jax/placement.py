@@ -79,9 +79,9 @@ class Placement:
     @property
     def mesh(self) -> Mesh:
         """The ``jax.sharding.Mesh`` over the devices. Raises ``PlacementError`` when they do not exist."""
-        if self in _DESCRIBED:
-            return _DESCRIBED[self]
         if self.is_abstract:
+            if self in _DESCRIBED:
+                return _DESCRIBED[self]
             raise PlacementError(
                 f"{self} is abstract: it has no devices, it is for planning only. "
                 "Use sbp.placement(type, ranks=...) or sbp.placement.all(type) to run"
