@@ -31,6 +31,7 @@ SUBJECTS = {
     "collectives": "Collectives between devices and processes, beside jax.lax",
     "checkpoints": "Checkpoints: speed, and what they cost a step",
     "gpu": "On a GPU",
+    "gpu_compile": "Compiled for GPUs, on a machine without one",
     "report": "A plan of 96 layers as HTML",
     "restarts": "From a killed process to the first collective of the next start",
     "random_programs": "Random programs, against plain JAX",

@@ -6,8 +6,8 @@ from ...trace import Op, Program
 
 # Computed again by every reader. Everything else with several readers is computed once (XLA: ``IsExpensive``), but on
 # GPUs: there whatever is element-wise is computed again, by reductions too, since that moves less (XLA:
-# ``PriorityFusion``; with that the steps of ``benchmarks/gpu_compile.py`` take 1.03 to 1.11 of what XLA says, before
-# 1.13 to 1.49).
+# ``PriorityFusion``; with that the transformers of ``benchmarks/gpu_compile.py`` take 0.93 to 1.11 of what XLA says,
+# before 1.13 to 1.49).
 CHEAP = frozenset("""
     abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
     dynamic_slice eq expand_dims floor ge gt iota is_finite le lt max min mul ne neg not one_minus_square or pad
