@@ -7,7 +7,7 @@ for planning needs no devices at all (``placement.abstract``).
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -25,8 +25,8 @@ class Placement:
     """Devices of one ``type``, as an n-d array of ranks with a name for each axis.
 
     ``ranks`` index ``jax.devices(type)``; the order given is the order meant. ``cluster`` names the
-    hardware that an abstract placement stands for. An abstract placement may stand for devices that are only described
-    (``jax.experimental.topologies``): steps can be compiled for them, not run.
+    hardware that an abstract placement stands for. ``is_described``: it stands for devices that are only described
+    (``jax.experimental.topologies``); in the process that has their mesh steps can be compiled for them, not run.
     """
 
     type: str
@@ -35,6 +35,7 @@ class Placement:
     axis_names: tuple[str, ...]
     is_abstract: bool = False
     cluster: str | None = None
+    is_described: bool = False
 
     def __post_init__(self) -> None:
         if self.type not in _TYPES.values():
@@ -93,7 +94,7 @@ class Placement:
         return f"{'abstract ' if self.is_abstract else ''}{self.cluster or self.type}[{axes}]"
 
 
-# Meshes of devices that are only described, by the abstract placements that stand for them.
+# Meshes of devices that are only described, by the placements that stand for them.
 _DESCRIBED: dict[Placement, Mesh] = {}
 
 
@@ -194,6 +195,7 @@ class _PlacementFactory:
         if not _is_here(devices[0]):
             like = clusters.preset_of(devices[0].device_kind)
             described = self.abstract(mesh.devices.shape, names, None if like is None else like.name, kind)
+            described = replace(described, is_described=True)
             _DESCRIBED[described] = mesh
             return described
         order = {d: r for r, d in enumerate(_devices(kind))}

@@ -1,11 +1,12 @@
 """What XLA's compiler for GPUs needs, and does, and that for CPUs does not: ``benchmarks/gpu_compile.py`` runs it."""
 
 import dataclasses
+import pickle
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 import sbp_jax as sbp
 from sbp_jax.calls import capture
@@ -41,11 +42,12 @@ def test_nothing_waits_for_what_is_sent_where_collectives_run_beside_compute(kin
     plan = sbp.plan(train, *ARGS, placement=where, in_sbp=("B", "S(0)"), out_sbp="B")
     assert sum(m.is_collective for b in plan.boxing_list for m in b.moves) == 3
     program = capture.trace(train, ARGS, {}, (), ())[0]
-    specs = [
+    ins, outs = (
         [to_partition_spec(x.signature, where, len(x.shape)) for x in side] for side in (plan.inputs, plan.outputs)
-    ]
-    step = jax.shard_map(local_function(program, plan), mesh=AbstractMesh((N,), ("dp",)), in_specs=tuple(specs[0]),
-                         out_specs=specs[1], check_vma=False)  # fmt: skip
+    )
+    mesh = AbstractMesh((N,), ("dp",), axis_types=(AxisType.Auto,))
+    pieces = local_function(program, plan)
+    step = jax.shard_map(pieces, mesh=mesh, in_specs=tuple(ins), out_specs=outs, check_vma=False)
     (call,) = jax.make_jaxpr(step)(*jax.tree.leaves(ARGS)).eqns
     eqns = call.params["jaxpr"].eqns
     sent = {v for e in eqns if e.primitive.name.startswith("psum") for v in e.outvars}
@@ -92,12 +94,15 @@ def test_a_mesh_of_devices_that_are_not_here_is_for_compiling() -> None:
     where = sbp.placement.from_mesh(mesh)
     assert where.is_abstract and where.can_compile and where.mesh is mesh
     assert (where.shape, where.axis_names, where.cluster) == ((2, 4), ("dp", "tp"), "h100")
-    other = sbp.placement.abstract((4, 2), axis_names=("dp", "tp"), cluster="h100")
-    assert not other.can_compile
+    other = sbp.placement.abstract((2, 4), axis_names=("dp", "tp"), cluster="h100")
+    assert not other.can_compile and other != where
+    assert pickle.loads(pickle.dumps(where)).mesh is mesh
     with pytest.raises(sbp.PlacementError, match="abstract"):
         _ = other.mesh
     step = sbp.auto_parallel(jnp.sin, placement=mesh)
-    assert step.plan(f32(64, 8)).cluster == "h100"
+    plan = step.plan(f32(64, 8))
+    assert plan.cluster == "h100" and plan.placement == where
+    assert type(plan).from_json(plan.to_json()).placement == where
     with pytest.raises(sbp.PlanError, match="not run here, only compiled"):
         step(jnp.ones((64, 8)))
     with pytest.raises(sbp.PlanError, match="topologies"):

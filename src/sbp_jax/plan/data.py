@@ -282,7 +282,7 @@ class PlanData:
         data: dict[str, Any] = {"schema": SCHEMA_VERSION}
         for name in _PLAIN:
             data[name] = getattr(self, name)
-        data["placement"] = asdict(self.placement)
+        data["placement"] = {k: v for k, v in asdict(self.placement).items() if k != "is_described" or v}
         data["inputs"] = [_leaf_json(leaf) for leaf in self.inputs]
         data["outputs"] = [_leaf_json(leaf) for leaf in self.outputs]
         data["boxings"] = [_boxing_json(b) for b in self.boxing_list]
