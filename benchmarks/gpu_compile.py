@@ -8,8 +8,8 @@ The GPUs are only described (``jax.experimental.topologies``), so XLA compiles f
 cannot measure it takes from its tables: no kernel is tuned. By row: whether each collective in the compiled program is
 the plan's (``plan.verify``); how many there are after XLA has combined them; "beside", the part of the bytes sent by
 collectives between whose start and end a kernel runs, by XLA's own schedule (a collective that is not asynchronous
-has none); bytes a device by the plan and by ``memory_analysis()``, without what
-cuDNN takes for itself. Exits with 1 where a step does not compile, or a collective is not the plan's.
+has none); bytes a device by the plan and by ``memory_analysis()``, without what cuDNN takes for itself. Exits with 1
+where a step does not compile, or a collective is not the plan's.
 """
 
 import argparse

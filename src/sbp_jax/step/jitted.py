@@ -179,7 +179,8 @@ def _weakened(x: Any, weak: bool) -> Any:
 def check_devices(plan: Plan, to_run: bool = True) -> None:
     """Raises ``PlanError`` where a plan cannot be compiled, or run, for its placement has no devices."""
     where = plan.placement
-    if where.can_compile if not to_run else not where.is_abstract:
+    possible = not where.is_abstract if to_run else where.can_compile
+    if possible:
         return
     refused = "run here, only compiled" if where.can_compile else "compiled or run here"
     hint = "" if where.can_compile else ". To compile it without any: a mesh of devices of jax.experimental.topologies"

@@ -106,8 +106,9 @@ def compare_with_padding(
     told = _told(program, plan, found)
     limit, budget = request.time_limit, request.budget
     budget.spend(plan.statistics.get("work", 0.0))
+    is_long = budget.spent > _MOST_WORK * budget.work
     is_late = limit is not None and plan.planning_seconds > _MOST_TIME * limit
-    if plan.statistics.get("variables", 0) > _MOST_VARIABLES or is_late or budget.part > _MOST_WORK:
+    if plan.statistics.get("variables", 0) > _MOST_VARIABLES or is_late or is_long:
         plan.notes.append(
             f"{told}: at most {found.seconds / plan.step_seconds:.0%} of the step could be saved by padding. "
             "AutoParallelConfig(pad=True) plans with it"
