@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from sbp_jax.planner.budget import Budget
-from sbp_jax.planner.optimize.instance import Instance, MemoryTable
+from sbp_jax.planner.memory.protocol import MemoryTable
+from sbp_jax.planner.optimize.instance import Instance
 from sbp_jax.planner.optimize.minimise import minimise
 
 # Seconds that the contest allows.

@@ -1,8 +1,9 @@
 """Plans that treat several axes of a mesh as one, and searches that begin with one."""
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 
 import sbp_jax as sbp
 from sbp_jax.planner.costs.cost_graph import CostGraph
+from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.methods import Task, ilp
 from sbp_jax.planner.methods import merged_axes as coarse
 from sbp_jax.planner.methods import task as base
@@ -18,6 +20,7 @@ from sbp_jax.planner.methods.families import best_of_family
 from sbp_jax.planner.methods.node_roles import Leaf, NodeRoles
 from sbp_jax.planner.methods.restriction import Restriction, narrow
 from sbp_jax.planner.optimize import fit
+from sbp_jax.planner.optimize.instance import instance_of
 
 
 def train(w1, w2, x):
@@ -112,15 +115,29 @@ def test_without_a_limit_it_is_guessed_at_by_plans_with_axes_as_one(monkeypatch:
     assert many.objective == pytest.approx(few.objective, rel=1e-2)
 
 
+@dataclass(frozen=True)
+class Tables:
+    tables: list[MemoryTable]
+
+    def by_interval(self) -> Iterator[MemoryTable]:
+        return iter(self.tables)
+
+
 def test_numbers_among_those_kept() -> None:
     random = np.random.default_rng(0)
     problem = CostGraph([random.random(4) for _ in range(3)], {(0, 2): random.random((4, 4))})
     codes = tuple((k,) for k in range(4))
     a, b = (Leaf(n, str(n), (8,), codes) for n in (0, 2))
     restriction = Restriction(NodeRoles(), kept={0: np.array([1, 3])}, together=[(a, b)])
-    narrowed = narrow(problem, None, restriction)  # pyright: ignore[reportArgumentType]
+    tables = [MemoryTable(n, -1, random.random(4), n, 3) for n in range(3)]
+    tables += [MemoryTable(a, b, random.random((4, 4)), 1, 4) for a, b in ((0, 2), (1, 2), (2, 1))]
+    held: Any = Tables(tables)
+    narrowed = narrow(problem, held, restriction)
+    whole, few = instance_of(problem, held), instance_of(narrowed.problem, narrowed.footprint)
     for first, second in itertools.product(range(2), range(4)):
         wide = narrowed.choices.widen((first, second, 0))
         assert narrowed.choices.number(wide) == (first, second, 0)
+        assert few.evaluate((first, second, 0)) == pytest.approx(whole.evaluate(wide))
+        assert few.profile((first, second, 0)) == pytest.approx(whole.profile(wide))
     assert narrowed.choices.number((0, 0, 0)) is None, "not kept"
     assert narrowed.choices.number((3, 0, 1)) is None, "not together"

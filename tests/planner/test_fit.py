@@ -11,9 +11,11 @@ import pytest
 from sbp_jax.errors import PlanError
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import CostGraph
+from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.optimize import fit
 from sbp_jax.planner.optimize.bounds import spares
 from sbp_jax.planner.optimize.bundle import largest, nearest
+from sbp_jax.planner.optimize.feasible import Feasible
 from sbp_jax.planner.optimize.goal import Goal
 from sbp_jax.planner.optimize.program import solve
 from sbp_jax.planner.optimize.search import search
@@ -53,6 +55,11 @@ class Bytes:
 
     def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
         return [("everything", self.points[point].evaluate(choice))]
+
+    def by_interval(self) -> Iterator[MemoryTable]:
+        for p, held in enumerate(self.points):
+            yield from (MemoryTable(n, -1, c, p, p + 1) for n, c in enumerate(held.nodes))
+            yield from (MemoryTable(a, b, m, p, p + 1) for (a, b), m in held.edges.items())
 
 
 def every(problem: CostGraph) -> Iterator[tuple[int, ...]]:
@@ -112,6 +119,20 @@ def test_no_plan_is_so_small(seed: int) -> None:
     assert found is not None
     smallest, bound = map(int, found.groups())
     assert bound <= least <= smallest <= 1.1 * bound
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_plans_that_fit_are_found_near_the_smallest_limit(seed: int) -> None:
+    problem = random_problem(seed)
+    held = Bytes.against(problem, seed)
+    peaks = sorted(held.over_time(c).max() for c in every(problem))
+    limit = peaks[0] * 1.05
+    met: list[Sequence[int]] = []
+    Feasible(problem, held).search(limit, Budget(), met.append)
+    assert met
+    assert all(held.over_time(c).max() <= limit for c in met)
+    costs = [problem.evaluate(c) for c in met]
+    assert costs == sorted(costs, reverse=True)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -9,6 +9,8 @@ import pytest
 
 import sbp_jax as sbp
 from sbp_jax.planner import make
+from sbp_jax.planner.costs.cost_graph import CostGraph
+from sbp_jax.planner.optimize.instance import instance_of
 from zoo import Case, gpt, mlp, resnet
 
 ONE = sbp.placement.abstract((1,), cluster="a100-80")
@@ -81,6 +83,8 @@ def test_the_search_and_the_plan_count_the_same(monkeypatch: pytest.MonkeyPatch)
         for point in (int(over_time.argmax()), *random.integers(footprint.n_nodes, size=5).tolist()):
             assert footprint.at(point).evaluate(choice) == pytest.approx(over_time[point], rel=1e-9, abs=1)
             assert sum(b for _, b in footprint.held(choice, point)) == pytest.approx(over_time[point], rel=1e-9, abs=1)
+        instance = instance_of(CostGraph([np.zeros(n) for n in footprint.n_choices], {}), footprint)
+        assert instance.profile(choice) == pytest.approx(over_time[: instance.n_points], rel=1e-9, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -248,3 +252,21 @@ def test_a_limit_that_nothing_fits_into() -> None:
     least = int(re.findall(r"every plan holds at least (\d+)", text)[0])
     assert least <= smallest <= 1.1 * least
     assert trained(smallest, batch=256).memory_per_device <= smallest
+
+
+def test_the_smallest_limit_that_is_told_is_near_what_every_plan_holds() -> None:
+    """And a plan is found that fits into it; it was half as much again, and plans within less were refused."""
+    case = mlp.build("tiny", hidden=1024, features=1024, batch=4096, dropout=0.0)
+    where = sbp.placement.abstract((2, 4), cluster="a100-80")
+
+    def planned(limit: float) -> sbp.Plan:
+        return sbp.plan(
+            case.step, case.abstract_state(), jax.eval_shape(lambda: case.batch(0)), placement=where, donate_argnums=0,
+            config=sbp.AutoParallelConfig(overlap=False, memory_limit=limit),
+        )  # fmt: skip
+
+    with pytest.raises(sbp.SbpError) as error:
+        planned(1000)
+    smallest, least = map(int, re.findall(r"(?:that one does is|holds at least) (\d+) bytes", str(error.value)))
+    assert least <= smallest <= 1.2 * least
+    assert planned(smallest).memory_per_device <= smallest

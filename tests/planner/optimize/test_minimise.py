@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from sbp_jax.planner.budget import Budget
+from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.optimize.arrays import by_node, flat
-from sbp_jax.planner.optimize.instance import Instance, MemoryTable, at_peaks
+from sbp_jax.planner.optimize.instance import Instance, at_peaks
 from sbp_jax.planner.optimize.kernel import Impossible, kernel_of
 from sbp_jax.planner.optimize.messages import Messages
 from sbp_jax.planner.optimize.minimise import minimise

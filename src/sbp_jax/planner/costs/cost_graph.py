@@ -72,19 +72,24 @@ class Subset:
 
     def of(self, graph: CostGraph) -> CostGraph:
         """Their costs. What is tied is added to what decides it, and has one choice that costs nothing."""
-        decider = {b: (a, follows[self.kept[a]]) for a, b, follows in self.tied}
-
-        def place(n: int) -> tuple[int, np.ndarray]:
-            return decider.get(n, (n, self.kept[n]))
-
-        nodes = [np.zeros(1) if n in decider else c[self.kept[n]] for n, c in enumerate(graph.nodes)]
-        for b, (a, own) in decider.items():
+        places, followers = self.places, self.followers
+        nodes = [np.zeros(1) if n in followers else c[self.kept[n]] for n, c in enumerate(graph.nodes)]
+        for _, b, _ in self.tied:
+            a, own = places[b]
             nodes[a] = nodes[a] + graph.nodes[b][own]
         result = replace(graph, nodes=nodes, edges={})
         for (a, b), m in graph.edges.items():
-            (x, rows), (y, columns) = place(a), place(b)
+            (x, rows), (y, columns) = places[a], places[b]
             result.connect(x, y, m[np.ix_(rows, columns)])
         return result
+
+    @property
+    def places(self) -> list[tuple[int, np.ndarray]]:
+        """For each node what decides it, itself or another, and its own choice for each one kept of that."""
+        found = list(enumerate(self.kept))
+        for a, b, follows in self.tied:
+            found[b] = a, follows[self.kept[a]]
+        return found
 
     @property
     def followers(self) -> set[int]:

@@ -24,6 +24,7 @@ from ..costs.assemble import Decisions
 from ..costs.cost_graph import CostGraph
 from ..graph.clusters import OpCluster
 from .liveness import Lifetime, Liveness, lifetimes
+from .protocol import MemoryTable
 
 
 @dataclass(slots=True)
@@ -84,6 +85,13 @@ class Footprint:
             elif n:
                 result.connect(t.a, t.b, n * t.factor * t.parts)
         return result
+
+    def by_interval(self) -> Iterator[MemoryTable]:
+        """All bytes, by where in the step they are held."""
+        for t in self.tables:
+            held = t.factor * t.parts
+            for start, end in zip(t.start, t.end, strict=True):
+                yield MemoryTable(t.a, t.b, held, start, end + 1)
 
     def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
         """What is held at one node, in words, and its bytes."""

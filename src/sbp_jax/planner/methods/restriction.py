@@ -6,14 +6,14 @@ Choices are only taken away, never added, so the best plan of a family never bea
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ...rules.widen import Code
 from ..costs.cost_graph import CostGraph, Subset
-from ..memory.protocol import FootprintLike
+from ..memory.protocol import FootprintLike, MemoryTable
 from .node_roles import Counts, Leaf, NodeRoles
 
 Score = Callable[[Code], float]
@@ -140,6 +140,16 @@ class _Footprint:
 
     def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
         return self.base.held(self.choices.widen(choice), point)
+
+    def by_interval(self) -> Iterator[MemoryTable]:
+        places = self.choices.places
+        for t in self.base.by_interval():
+            a, rows = places[t.a]
+            if t.b < 0:
+                yield replace(t, a=a, bytes=t.bytes[rows])
+            else:
+                b, columns = places[t.b]
+                yield replace(t, a=a, b=b, bytes=t.bytes[np.ix_(rows, columns)])
 
 
 def narrow(problem: CostGraph, footprint: FootprintLike, restriction: Restriction) -> Narrowed:

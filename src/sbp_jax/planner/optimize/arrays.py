@@ -41,6 +41,14 @@ class Flat:
         """How many choices each node has."""
         return np.diff(self.offsets)
 
+    @property
+    def most_cost(self) -> float:
+        """More than any possible plan costs."""
+        nodes = np.maximum.reduceat(self.costs, self.offsets[:-1]).sum() if self.nodes else 0.0
+        pairs = sum(float(np.max(m, where=np.isfinite(m), initial=0.0)) for m in self.matrices)
+        total = self.constant + float(nodes) + pairs
+        return total + 0.01 * abs(total)
+
     def evaluate(self, choice: np.ndarray) -> float:
         """The cost of a plan, the constant included."""
         total = self.constant + float(self.costs[self.offsets[:-1] + choice].sum())

@@ -17,14 +17,13 @@ import numpy as np
 
 from ..budget import WORK_A_SECOND, Budget
 from ..costs.cost_graph import CostGraph, Subset, penalised
-from ..memory.infeasible import TooSmall
 from .bounds import spares
 from .bundle import LEVEL, largest, nearest
 from .goal import Goal
 from .program import Solution, solve, solve_within
 from .recombine import Pool, Seen, chosen, sparing, together
 from .regions import FIRST, MOST, improve_regions, settled
-from .smallest_limit import Least, Smallest, out_of_time, too_small
+from .smallest_limit import Smallest, out_of_time
 
 # Set by hand; docs/decisions/0015 to 0017 measure what it leads to. Rounds of prices, points added at the end.
 _ROUNDS = 40
@@ -61,6 +60,8 @@ _MORE_POINTS = 4
 # may gain nothing in a row.
 _SPREAD = (1.5, 0.67, 2.25, 0.45, 1.22, 0.82)
 _SPREAD_SECONDS, _MOST_IDLE = 5.0, 3
+# For plans that fit where prices found none.
+_FEASIBLE_SECONDS = 10.0
 # What is left open is closed, as far as some seconds do (all that are left, if thorough), where so few pairs of choices
 # are left; else the best plan is looked for among the best few. Beyond so many pairs of choices a fine gap is let be.
 _MOST_PAIRS = 200_000
@@ -105,17 +106,16 @@ class Fitting:
         self.bound = self.free.bound
         free = self._offer(self.free.choice)
         smallest = Smallest(self.goal, self._bytes_at)
-        if self._is_over():
-            lowest = None
-        else:
+        lowest = None
+        if not self._is_over():
             lowest = smallest.holding_least({self.points[0]: 1.0}, free.peak, _LEAST_SECONDS)
         if lowest is not None:
             least = self._offer(lowest.choice)
-            if lowest.bound * free.peak > self.limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
+            smallest.least = max(lowest.bound, 0.0) * free.peak
+            if smallest.least > self.limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
                 if self._is_known:
                     return None
-                known = [(self.free, free.memory), (lowest, least.memory)]
-                raise self._short(smallest, known, lowest.bound * free.peak)
+                raise smallest.error(self.limit, [(self.free, free.memory), (lowest, least.memory)])
         find_start = None if self._is_over() else self.goal.find_start
         if find_start is not None and (start := find_start()) is not None:
             self._offer(start)
@@ -123,10 +123,7 @@ class Fitting:
         last = self._rounds()
         tried = [(self.free, free.memory)] if last is None else [(self.free, free.memory), last]
         if self.best is None and not self._closed(self.goal.gap) and not self._is_known and not self._is_over():
-            found = smallest.run(tried, self.limit)
-            if found.peak <= self.limit:
-                self._offer(found.solution.choice)
-                self._combine()
+            self._any_plan(smallest, tried)
         for step in (self._spread, self._combine_by_node, self._by_regions, self._combine, self._exactly):
             if not self._closed(self.goal.gap):
                 step()
@@ -135,9 +132,20 @@ class Fitting:
                 return None
             if self.was_stopped:
                 raise out_of_time(self.limit, min(p.peak for p in self.plans))
-            raise self._short(smallest, tried)
+            raise smallest.error(self.limit, tried)
         bound = min(self.bound, self.best.seconds)
         return replace(self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound, timed_out=False)
+
+    def _any_plan(self, smallest: Smallest, tried: list[tuple[Solution, np.ndarray]]) -> None:
+        """A plan that fits, where prices found none, whatever it costs."""
+        self.goal.progress("looking for any plan that fits")
+        smallest.feasible.search(self.limit, self.goal.budget.some(self._seconds(_FEASIBLE_SECONDS)), self._offer)
+        if self.best is None:
+            found = smallest.run(tried, self.limit)
+            if found.peak <= self.limit:
+                self._offer(found.solution.choice)
+        if self.best is not None:
+            self._combine()
 
     def _is_over(self) -> bool:
         """Whether the budget is; asked where something is still to be done."""
@@ -390,11 +398,3 @@ class Fitting:
         values = np.unique(np.concatenate(spare))
         few = bisect.bisect_right(values, _BEST_FEW, key=lambda x: sparing(spare, x, known).pairs(self.goal.problem))
         return sparing(spare, float(values[max(few - 1, 0)]), known)
-
-    def _short(self, smallest: Smallest, known: list[tuple[Solution, np.ndarray]], bound: float = 0.0) -> TooSmall:
-        """The error, with the smallest limit that works, or that is known to, if that is enough."""
-        if self.goal.tell_smallest:
-            least = smallest.run(known)
-        else:
-            least = Least(*min(known, key=lambda x: float(x[1].max(initial=0.0))), bound)
-        return too_small(self.limit, least, self.goal.footprint)

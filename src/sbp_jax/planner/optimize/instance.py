@@ -10,19 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
-@dataclass(frozen=True, slots=True)
-class MemoryTable:
-    """Bytes held at the points ``first`` to ``end - 1``, by the choice of ``a``, or of ``a`` (rows) and ``b``.
-
-    ``b`` is -1 where only ``a`` decides. ``bytes`` are not negative.
-    """
-
-    a: int
-    b: int
-    bytes: np.ndarray
-    first: int
-    end: int
+from ..costs.cost_graph import IMPOSSIBLE, CostGraph
+from ..memory.protocol import FootprintLike, MemoryTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +44,18 @@ class Instance:
     def fits(self, choice: Sequence[int]) -> bool:
         """Whether a plan stays within the limit at every point."""
         return bool(self.profile(choice).max(initial=0.0) <= self.limit_bytes)
+
+
+def instance_of(problem: CostGraph, footprint: FootprintLike, limit_bytes: float = np.inf) -> Instance:
+    """A planning problem whose plans hold at most so many bytes."""
+
+    def possible(x: np.ndarray) -> np.ndarray:
+        return np.where(x >= IMPOSSIBLE / 2, np.inf, x)
+
+    tables = list(footprint.by_interval())
+    n_points = max((t.end for t in tables), default=0)
+    edges = {k: possible(m) for k, m in problem.edges.items()}
+    return Instance([possible(c) for c in problem.nodes], edges, tables, limit_bytes, n_points)
 
 
 def peak_points(tables: Sequence[MemoryTable], n_points: int) -> np.ndarray:

@@ -130,8 +130,8 @@ def kernel_of(instance: Instance) -> Kernel:
         np.zeros(instance.n_points + 1), instance.limit_bytes,
     )  # fmt: skip
     for t in instance.tables:
-        if t.b < 0:
-            add_bytes(kernel.held[t.a], (t.first, t.end), t.bytes)
+        if t.b in (-1, t.a):
+            add_bytes(kernel.held[t.a], (t.first, t.end), t.bytes if t.b < 0 else np.diag(t.bytes))
         else:
             pair, of = ((t.a, t.b), t.bytes) if t.a < t.b else ((t.b, t.a), t.bytes.T)
             if pair[1] not in neighbours[pair[0]]:

@@ -115,11 +115,7 @@ class _Search:
         self.took = 0.0
         self.cost, self.bound = np.inf, -np.inf
         self.sweep_work = self.messages.work + _NODE_WORK * len(self.f.nodes)
-        largest = [float(np.max(m, where=np.isfinite(m), initial=0.0)) for m in self.f.matrices]
-        # No plan costs more: a bound above it proves that none fits.
-        self.most_cost = self.f.constant + sum(largest) + float(
-            np.maximum.reduceat(self.f.costs, self.f.offsets[:-1]).sum() if self.f.nodes else 0.0
-        )  # fmt: skip
+        self.most_cost = self.f.most_cost
 
     @property
     def done(self) -> bool:
@@ -253,7 +249,7 @@ class _Search:
                 since += 5
             self.budget.spend(4 * self.sweep_work)
             self.bound = max(self.bound, x.bound)
-            if self.bound > 1.01 * abs(self.most_cost) + 1.0:
+            if self.bound > self.most_cost:  # no plan fits
                 self.bound = np.inf
                 return
             since = 0 if x.bound > last + 1e-4 * abs(last) or last == -np.inf else since + 1

@@ -16,6 +16,7 @@ from ..costs.cost_graph import CostGraph, costless, penalised
 from ..memory.infeasible import OutOfTime, TooSmall, holdings
 from ..memory.protocol import FootprintLike
 from .bundle import LEVEL, largest, nearest
+from .feasible import Feasible
 from .goal import Goal
 from .program import Solution, solve, solve_within
 from .recombine import chosen
@@ -32,6 +33,8 @@ _STALLED = 6
 _MIXED = 4
 _MIX_SECONDS = 2.0
 _PARTS = 24
+# Then plans are looked for that fit into less, for so many seconds of work together and each time.
+_LOWER_SECONDS, _EACH_SECONDS = 20.0, 10.0
 # Kinds of values that an error names.
 _NAMED = 5
 
@@ -56,7 +59,13 @@ class Smallest:
 
     goal: Goal
     at: Callable[[int], CostGraph]
+    least: float = 0.0
+    """What every plan is known to hold at its peak at least."""
     _costless: CostGraph | None = field(default=None)
+    feasible: Feasible = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.feasible = Feasible(self.goal.problem, self.goal.footprint)
 
     def holding_least(self, weights: dict[int, float], unit: float, seconds: float = _ROUND_SECONDS) -> Solution | None:
         """The plan that holds the least at weighted points, in ``unit`` bytes, as far as found in some seconds of
@@ -70,7 +79,7 @@ class Smallest:
         """The smallest plan, given some to start from; one of at most ``enough`` bytes will do."""
         seen = list(first)
         unit = max(float(min(m.max(initial=1.0) for _, m in seen)), 1.0)
-        bound, centre = 0.0, {}
+        bound, centre = self.least, {}
         budget = self.goal.budget.some(_SECONDS)
         points: list[int] = []
         gaps: list[float] = []
@@ -98,7 +107,32 @@ class Smallest:
                 break
             seen.append((solution, memory))
         solution, memory = self._mixed(seen, points, bound, enough)
+        if not enough:
+            solution, memory = self._lower(solution, memory, bound)
         return Least(solution, memory, min(bound, float(memory.max(initial=0.0))))
+
+    def _lower(self, solution: Solution, memory: np.ndarray, bound: float) -> tuple[Solution, np.ndarray]:
+        """The limit half the way down to the bound, as long as plans are found that fit."""
+        budget, best = self.goal.budget.some(_LOWER_SECONDS), memory
+        while not budget.over and (peak := float(best.max())) > bound * (1 + _CLOSE):
+            met: list[Sequence[int]] = []
+            self.goal.progress("finding the smallest memory limit, lower")
+            self.feasible.search(0.5 * (bound + peak), budget.some(_EACH_SECONDS), met.append)
+            if not met:
+                break
+            by_peak = [(self.goal.footprint.over_time(c), c) for c in met]
+            best, choice = min(by_peak, key=lambda x: float(x[0].max()))
+            solution = replace(solution, choice=tuple(choice))
+        return solution, best
+
+    def error(self, limit: float, known: Sequence[tuple[Solution, np.ndarray]]) -> TooSmall:
+        """For a limit that no plan was found for, with the smallest limit that works, or that is known to, if that is
+        enough."""
+        if self.goal.tell_smallest:
+            least = self.run(known)
+        else:
+            least = Least(*min(known, key=lambda x: float(x[1].max(initial=0.0))), self.least)
+        return too_small(limit, least, self.goal.footprint)
 
     def _mixed(
         self, seen: list[tuple[Solution, np.ndarray]], points: Sequence[int], lowest: float, enough: float
