@@ -1,11 +1,15 @@
 """Pipeline schedules, one file each: ``(ranks, microbatches) -> Schedule``, with what the schedule promises."""
 
 from . import (
+    chimera,
+    dualpipe_v,
     eager_1f1b,
     gpipe,
     interleaved_1f1b,
     interleaved_gpipe,
     one_f_one_b,
+    pipedream,
+    pipedream_2bw,
     zb_h1,
     zb_v,
 )

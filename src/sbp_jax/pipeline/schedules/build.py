@@ -93,4 +93,5 @@ def one_f_one_b_orders(microbatches: int, forwards_ahead: Sequence[int]) -> list
 
 def fraction(idle_seconds: float, busy_seconds: float) -> float:
     """The bubble fraction of a rank that is idle and busy for so long."""
-    return idle_seconds / (idle_seconds + busy_seconds)
+    whole = idle_seconds + busy_seconds
+    return idle_seconds / whole if whole else 0.0

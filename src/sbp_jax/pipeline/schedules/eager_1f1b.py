@@ -1,7 +1,7 @@
 """Eager 1F1B: 1F1B with twice as many forwards ahead, so that transfers overlap with computation.
 
 Zhuang et al., "On Optimizing the Communication of Model Parallelism", arXiv 2211.05322, section 4; policy B of DAPPLE,
-arXiv 2007.01045, section III; JaxPP's ``Eager1F1B``, arXiv 2412.14374. Without transfers its bubble is that of 1F1B.
+arXiv 2007.01045; JaxPP's ``Eager1F1B``, arXiv 2412.14374. Without transfers its bubble is that of 1F1B.
 """
 
 from ..schedule import Schedule

@@ -1,6 +1,6 @@
 """Interleaved GPipe: GPipe with several chunks of layers a rank, all micro-batches through one chunk after the other.
 
-Lamy-Poirier, "Breadth-First Pipeline Parallelism", arXiv 2211.05953, section 3 (the order). JaxPP's ``InterleavedGPipe``
+Lamy-Poirier, "Breadth-First Pipeline Parallelism", arXiv 2211.05953 (the order). JaxPP's ``InterleavedGPipe``
 (arXiv 2412.14374) has two chunks and goes through them in groups of p micro-batches; the bubble is the same.
 """
 

@@ -1,8 +1,8 @@
 """1F1B: one forward, one backward in turn, so that a rank holds no more micro-batches than there are ranks after it.
 
-PipeDream-Flush: Narayanan et al., arXiv 2006.09503, section 2.2 (there as the synchronous counterpart of 2BW); as policy
-A of DAPPLE: Fan et al., arXiv 2007.01045, section III (early backward scheduling). The bubble is that of GPipe:
-arXiv 2104.04473, section 2.2.1.
+PipeDream-Flush: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv 2006.09503, section 3.2;
+policy A of DAPPLE's early backward scheduling: Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training
+Large Models", arXiv 2007.01045. The bubble is that of GPipe: arXiv 2104.04473, section 2.2.1.
 """
 
 from ..schedule import Schedule

@@ -52,7 +52,9 @@ _TYPES: dict[str, ScheduleType] = {}
 Maker = Callable[..., Schedule]
 
 
-def register(name: str, bubble: Callable[..., float | None], peak: Callable[..., tuple[int, ...]]) -> Callable:
+def register(
+    name: str, bubble: Callable[..., float | None], peak: Callable[..., tuple[int, ...]]
+) -> Callable[[Maker], Maker]:
     """Register a function ``(ranks, microbatches, **options) -> Schedule`` with its formulas, under a name."""
 
     def add(make: Maker) -> Maker:
@@ -87,7 +89,7 @@ def by_name(name: str, ranks: int, microbatches: int, **options: int) -> Schedul
     """
     if name not in _TYPES:
         near = difflib.get_close_matches(str(name), _TYPES, n=3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
         raise ScheduleError(f"schedule {name!r} is not known{hint} Possible: {', '.join(map(repr, sorted(_TYPES)))}")
     found = _TYPES[name]
     unknown = [o for o in options if o not in found.options]

@@ -11,7 +11,16 @@ from .registry import register
 
 
 def bubble(ranks: int, microbatches: int, seconds: StageSeconds) -> float | None:
-    return None
+    """(p-1)(F + I - W) idle seconds, as in table 2, if m >= p and W is at most F and I.
+
+    Derived here for all else: each of the first min(m, p) micro-batches but one saves the shortest of F, I and W.
+    None where m < p and W is the longest or between the others: no formula is known then.
+    """
+    f, i, w = seconds.forward, seconds.input_gradient, seconds.weight_gradient
+    if microbatches < ranks and w > min(f, i):
+        return None
+    idle = (ranks - 1) * (f + i) - (min(microbatches, ranks) - 1) * min(f, i, w)
+    return fraction(idle, microbatches * (f + i + w))
 
 
 def peak(ranks: int, microbatches: int) -> tuple[int, ...]:
