@@ -36,6 +36,49 @@ def test_options_that_a_schedule_does_not_take() -> None:
         by_name("interleaved_gpipe", 2, 4, chunks=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [("gpipe", 4), ("chimera", 4), ("interleaved_1f1b", 4), ("interleaved_gpipe", 12), ("zb_v", 8), ("dualpipe_v", 8)],
+)
+def test_the_number_of_stages_may_be_asked_for(name: str, stages: int) -> None:
+    assert by_name(name, 4, 8, stages=stages).stages == stages
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "options", "message"),
+    [
+        (
+            "interleaved_1f1b", 6, {},
+            "schedule 'interleaved_1f1b' needs stages divisible by ranks, 4 here, but 6 stages are asked for: "
+            "take 4 or 8 stages",
+        ),
+        (
+            "interleaved_1f1b", 3, {},
+            "schedule 'interleaved_1f1b' needs stages divisible by ranks, 4 here, but 3 stages are asked for: "
+            "take 4 stages",
+        ),
+        (
+            "interleaved_1f1b", 8, {"chunks": 3},
+            "schedule 'interleaved_1f1b' has 3 stages a rank, 12 for 4 ranks, but 8 stages are asked for: "
+            "take 12 stages, or 'interleaved_gpipe' with any multiple of the ranks",
+        ),
+        (
+            "gpipe", 8, {},
+            "schedule 'gpipe' has 1 stage a rank, 4 for 4 ranks, but 8 stages are asked for: "
+            "take 4 stages, or 8 ranks, or 'interleaved_1f1b' or 'interleaved_gpipe' with any multiple of the ranks",
+        ),
+        (
+            "zb_v", 7, {},
+            "schedule 'zb_v' has 2 stages a rank, 8 for 4 ranks, but 7 stages are asked for: take 8 stages",
+        ),
+    ],
+)  # fmt: skip
+def test_stages_that_a_schedule_cannot_have(name: str, stages: int, options: dict[str, int], message: str) -> None:
+    with pytest.raises(ScheduleError) as error:
+        by_name(name, 4, 8, stages=stages, **options)
+    assert str(error.value) == message
+
+
 def test_a_new_schedule_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_TYPES", dict(registry._TYPES))
     gpipe = schedules()["gpipe"]

@@ -30,7 +30,7 @@ def peak(ranks: int, microbatches: int) -> tuple[int, ...]:
     return (2 * ranks + 1,) * ranks
 
 
-@register("dualpipe_v", bubble, peak)
+@register("dualpipe_v", bubble, peak, chunks=2)
 def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
     """Chunk 0 of rank r is stage r, chunk 1 stage 2p-1-r.
 

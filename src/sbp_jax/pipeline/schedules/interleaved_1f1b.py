@@ -18,9 +18,9 @@ def bubble(ranks: int, microbatches: int, seconds: StageSeconds, chunks: int = 2
 
 
 def peak(ranks: int, microbatches: int, chunks: int = 2) -> tuple[int, ...]:
-    """One more than the forwards ahead, at most all; of one chunk each."""
-    ahead = [_ahead(ranks, microbatches, chunks, r) for r in range(ranks)]
-    return tuple(min(a + 1, chunks * microbatches) for a in ahead)
+    """min(2(p-1-r) + (v-1)p + 1, vm) at rank r, of one chunk each."""
+    first = (chunks + 1) * ranks - 1
+    return tuple(min(first - 2 * r, chunks * microbatches) for r in range(ranks))
 
 
 def _ahead(ranks: int, microbatches: int, chunks: int, rank: int) -> int:

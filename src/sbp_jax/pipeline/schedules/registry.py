@@ -38,6 +38,7 @@ class ScheduleType:
         bubble: the bubble fraction by formula; see ``BubbleFormula``.
         peak: the promised peak of held activations; see ``PeakFormula``.
         options: the names of the options, which all three take.
+        chunks: how many virtual stages a rank has, of each direction; None if that is the option ``chunks``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ScheduleType:
     bubble: BubbleFormula
     peak: PeakFormula
     options: tuple[str, ...]
+    chunks: int | None
 
 
 _TYPES: dict[str, ScheduleType] = {}
@@ -53,9 +55,12 @@ Maker = Callable[..., Schedule]
 
 
 def register(
-    name: str, bubble: Callable[..., float | None], peak: Callable[..., tuple[int, ...]]
+    name: str, bubble: Callable[..., float | None], peak: Callable[..., tuple[int, ...]], chunks: int = 1
 ) -> Callable[[Maker], Maker]:
-    """Register a function ``(ranks, microbatches, **options) -> Schedule`` with its formulas, under a name."""
+    """Register a function ``(ranks, microbatches, **options) -> Schedule`` with its formulas, under a name.
+
+    ``chunks`` is how many virtual stages a rank has, where the function has no option of this name.
+    """
 
     def add(make: Maker) -> Maker:
         if name in _TYPES:
@@ -69,7 +74,7 @@ def register(
             return make(ranks, microbatches, **options)
 
         options = tuple(inspect.signature(make).parameters)[2:]
-        _TYPES[name] = ScheduleType(name, checked, bubble, peak, options)
+        _TYPES[name] = ScheduleType(name, checked, bubble, peak, options, None if "chunks" in options else chunks)
         return checked
 
     return add
@@ -80,8 +85,10 @@ def schedules() -> Mapping[str, ScheduleType]:
     return MappingProxyType(_TYPES)
 
 
-def by_name(name: str, ranks: int, microbatches: int, **options: int) -> Schedule:
+def by_name(name: str, ranks: int, microbatches: int, *, stages: int | None = None, **options: int) -> Schedule:
     """The schedule of a name, for so many ranks and micro-batches.
+
+    ``stages`` is how many virtual stages the model is cut into; without it, the schedule's default.
 
     Raises:
         ScheduleError: no such name (the message gives the nearest, and all), an option that the schedule does not
@@ -98,4 +105,29 @@ def by_name(name: str, ranks: int, microbatches: int, **options: int) -> Schedul
             f"schedule {name!r} does not take {', '.join(unknown)}; "
             + (f"possible: {', '.join(found.options)}" if found.options else "it takes ranks and microbatches only")
         )
-    return found.make(ranks, microbatches, **options)
+    if stages is None:
+        return found.make(ranks, microbatches, **options)
+    if found.chunks is None and "chunks" not in options and ranks >= 1 and stages >= ranks and stages % ranks == 0:
+        options = {"chunks": stages // ranks}
+    schedule = found.make(ranks, microbatches, **options)
+    if schedule.stages != stages:
+        raise ScheduleError(_wrong_stages(found, ranks, stages, options))
+    return schedule
+
+
+def _wrong_stages(found: ScheduleType, ranks: int, stages: int, options: Mapping[str, int]) -> str:
+    """The message for a number of stages that the schedule cannot have."""
+    asked = f"but {stages} stages are asked for"
+    chunks = options.get("chunks") or found.chunks
+    if chunks is None:
+        below = stages - stages % ranks
+        possible = f"{below} or {below + ranks}" if below > 0 else str(ranks)
+        return f"schedule {found.name!r} needs stages divisible by ranks, {ranks} here, {asked}: take {possible} stages"
+    several = [t.name for t in _TYPES.values() if t.chunks is None and t is not found]
+    ways = [f"{chunks * ranks} stages"]
+    if stages > 0 and stages % chunks == 0:
+        ways.append(f"{stages // chunks} ranks")
+    if stages > 0 and stages % ranks == 0 and several:
+        ways.append(f"{' or '.join(map(repr, several))} with any multiple of the ranks")
+    which = f"{chunks} stage{'s' if chunks > 1 else ''} a rank, {chunks * ranks} for {ranks} ranks"
+    return f"schedule {found.name!r} has {which}, {asked}: take {', or '.join(ways)}"

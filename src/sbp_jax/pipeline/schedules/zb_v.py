@@ -33,7 +33,7 @@ def peak(ranks: int, microbatches: int) -> tuple[int, ...]:
     return tuple(min(2 * ranks, 2 * microbatches, microbatches + 1 + r) for r in range(ranks))
 
 
-@register("zb_v", bubble, peak)
+@register("zb_v", bubble, peak, chunks=2)
 def zb_v(ranks: int, microbatches: int) -> Schedule:
     """Chunk 0 of rank r is stage r, chunk 1 stage 2p-1-r."""
     orders = []
