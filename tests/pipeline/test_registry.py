@@ -47,6 +47,7 @@ def test_the_number_of_stages_may_be_asked_for(name: str, stages: int) -> None:
 @pytest.mark.parametrize(
     ("name", "stages", "options", "message"),
     [
+        ("interleaved_1f1b", 0, {}, "schedule 'interleaved_1f1b': stages is 0, must be an int of at least 1"),
         (
             "interleaved_1f1b", 6, {},
             "schedule 'interleaved_1f1b' needs stages divisible by ranks, 4 here, but 6 stages are asked for: "

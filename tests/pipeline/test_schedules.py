@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sbp_jax.errors import ScheduleError
 from sbp_jax.pipeline import Kind, Schedule, StageSeconds, Task, by_name, check, peak_held, schedules, simulate
@@ -70,6 +72,19 @@ def test_the_simulated_bubble_is_that_of_the_formula(name: str) -> None:
                 known += 1
                 assert simulate(schedule, seconds).bubble_fraction() == formula, (p, m, options, seconds)
     assert known >= 60
+
+
+LENGTHS = st.integers(1, 30)
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 8), st.integers(1, 24), LENGTHS, LENGTHS, st.integers(-9, 9))
+@settings(max_examples=200, deadline=None)
+def test_formulas_hold_for_any_lengths(name: str, p: int, m: int, f: int, w: int, more: int) -> None:
+    # Formulas often need lengths that are nearly equal.
+    seconds = StageSeconds(f, f + max(0, more), w)
+    if fits(name, p, m):
+        formula = schedules()[name].bubble(p, m, seconds)
+        assert formula is None or simulate(by_name(name, p, m), seconds).bubble_fraction() == formula
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,7 +35,7 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
     """Chunk 0 of rank r is stage r, chunk 1 stage 2p-1-r.
 
     Raises:
-        ScheduleError: there are less than 2p micro-batches.
+        ScheduleError: there are fewer than 2p micro-batches.
     """
     if microbatches < 2 * ranks:
         raise ScheduleError(
@@ -50,7 +50,7 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
         order.add("F0 B1 F1 B0", microbatches - 2 * ranks + rank + 1).add("B1 F1 B0", after)
         # Of these 2(rank+1) backward passes the second half, and all later ones, leave their W for the end.
         whole = rank + 1
-        order.add("B1 B0", whole // 2).add("B1 I0" if whole % 2 else "", whole % 2).add("I1 I0", whole // 2)
+        order.add("B1 B0", whole // 2).add("B1 I0", whole % 2).add("I1 I0", whole // 2)
         order.add("W I0", after).add("W", 2 * ranks)
         orders.append(order.tasks)
     return one_direction("dualpipe_v", microbatches, orders, v_shaped(ranks))

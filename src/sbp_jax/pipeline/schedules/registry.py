@@ -68,9 +68,7 @@ def register(
 
         @functools.wraps(make)
         def checked(ranks: int, microbatches: int, **options: int) -> Schedule:
-            for what, given in (("ranks", ranks), ("microbatches", microbatches), *options.items()):
-                if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-                    raise ScheduleError(f"schedule {name!r}: {what} is {given!r}, must be an int of at least 1")
+            _check_counts(name, ranks=ranks, microbatches=microbatches, **options)
             return make(ranks, microbatches, **options)
 
         options = tuple(inspect.signature(make).parameters)[2:]
@@ -78,6 +76,12 @@ def register(
         return checked
 
     return add
+
+
+def _check_counts(name: str, **counts: int) -> None:
+    for what, given in counts.items():
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise ScheduleError(f"schedule {name!r}: {what} is {given!r}, must be an int of at least 1")
 
 
 def schedules() -> Mapping[str, ScheduleType]:
@@ -107,7 +111,8 @@ def by_name(name: str, ranks: int, microbatches: int, *, stages: int | None = No
         )
     if stages is None:
         return found.make(ranks, microbatches, **options)
-    if found.chunks is None and "chunks" not in options and ranks >= 1 and stages >= ranks and stages % ranks == 0:
+    _check_counts(name, ranks=ranks, stages=stages)
+    if found.chunks is None and "chunks" not in options and stages % ranks == 0:
         options = {"chunks": stages // ranks}
     schedule = found.make(ranks, microbatches, **options)
     if schedule.stages != stages:
@@ -125,9 +130,9 @@ def _wrong_stages(found: ScheduleType, ranks: int, stages: int, options: Mapping
         return f"schedule {found.name!r} needs stages divisible by ranks, {ranks} here, {asked}: take {possible} stages"
     several = [t.name for t in _TYPES.values() if t.chunks is None and t is not found]
     ways = [f"{chunks * ranks} stages"]
-    if stages > 0 and stages % chunks == 0:
+    if stages % chunks == 0:
         ways.append(f"{stages // chunks} ranks")
-    if stages > 0 and stages % ranks == 0 and several:
+    if stages % ranks == 0 and several:
         ways.append(f"{' or '.join(map(repr, several))} with any multiple of the ranks")
     which = f"{chunks} stage{'s' if chunks > 1 else ''} a rank, {chunks * ranks} for {ranks} ranks"
     return f"schedule {found.name!r} has {which}, {asked}: take {', or '.join(ways)}"
