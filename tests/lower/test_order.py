@@ -1,5 +1,7 @@
 """What may not be put off: results that would hold more memory than they take."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -34,8 +36,25 @@ def test_a_gradient_waits_before_the_next_product_and_names_what_it_holds() -> N
     names = {v.id: op.name for op in graph.nodes() for v in op.outs}
     ((position, wait),) = waits(graph).items()
     (early,) = wait.results
-    assert names[early.value.id] == "dot_general" and early.value.shape == (64, 64)
+    assert names[early.value.id] == "transpose" and early.value.shape == (64, 64), "as it is used: XLA turns nothing"
     assert early.holds and position > [v.id for op in graph.nodes() for v in op.outs].index(early.value.id)
+
+
+def test_a_gradient_waits_as_the_optimizer_reads_it() -> None:
+    """A barrier between a product and its transpose made XLA turn the gradient apart, and copy the weights for that."""
+
+    def update(w1, w2, x):
+        return jax.tree.map(lambda w, g: w - 0.1 * g, [w1, w2], train(w1, w2, x))
+
+    def copies(step) -> int:
+        text = step.lower(*args).compile().as_text()
+        return len(re.findall(r"= f32\[(?:301,517|517,203|517,301|203,517)\]\S* copy\(", text))
+
+    args = f32(301, 517), f32(517, 203), f32(1031, 301)  # nothing divides by 8: every device runs it whole
+    where = sbp.placement.all("cpu", axis_names=("dp",))
+    step = sbp.auto_parallel(update, placement=where, donate_argnums=(0, 1))
+    assert barriers(update, *args) > 0
+    assert copies(step) <= copies(jax.jit(update, donate_argnums=(0, 1)))
 
 
 def test_of_two_reductions_in_a_row_the_first_waits_too() -> None:

@@ -130,6 +130,11 @@ def _norm_gradient(w, b, x):
     return jax.grad(loss, (0, 1))(w, b)
 
 
+def _tied_embedding_gradient(table, tokens):
+    """XLA for CPUs makes the cotangent of ``log_softmax`` for its sum, and once more for the product."""
+    return jax.grad(lambda t: (jax.nn.log_softmax(t[tokens] @ t.T) ** 2).mean())(table)
+
+
 def _window_of_a_chain(x):
     return jnp.tanh(jax.lax.reduce_window(jnp.sqrt(1 + x * x), 0.0, jax.lax.add, (3, 2), (1, 2), "SAME")).T
 
@@ -162,11 +167,12 @@ def _two_scans(x):
         (lambda x: jnp.sum(jnp.cbrt(x) * x, axis=0), [f32(256, 256)]),
         (lambda x: jax.lax.top_k(x.astype(jnp.int32), 8), [f32(16, 64, 64)]),
         (_two_scans, [f32(128, 128)]),
+        (_tied_embedding_gradient, [f32(2003, 67), jax.ShapeDtypeStruct((333,), jnp.int32)]),
         (lambda x: jax.lax.associative_scan(jnp.add, x), [f32(256, 128)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
-         "sum over rows", "top_k", "two scans", "associative scan"],
+         "sum over rows", "top_k", "two scans", "tied embedding", "associative scan"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

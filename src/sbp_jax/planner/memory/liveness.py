@@ -364,9 +364,13 @@ class _Walk:
         return found
 
     def _widens(self, op: Op) -> bool:
-        """Whether computing an op again reads more than its result: two operands as large as that, or more."""
+        """Whether computing an op again reads more than its result: two operands as large as that, or more.
+
+        A number broadcast to that shape is not read.
+        """
         shape = op.outs[0].shape
-        return sum(isinstance(x, Value) and x.shape == shape for x in op.ins) > 1
+        large = [self.maker[x.id] for x in op.ins if isinstance(x, Value) and x.shape == shape]
+        return sum(m.name != "broadcast_in_dim" or m.ins[0].shape != () for m in large) > 1
 
     def _made(self, op: Op, k: int) -> int:
         if op.index not in self.spans:

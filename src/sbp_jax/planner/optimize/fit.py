@@ -39,8 +39,9 @@ _ROUND_GAP = 1e-3
 _FEW_PAIRS = 2_000
 # Seconds here are of work (``budget.py``). A thorough search takes half of its budget for the rounds instead.
 _SECONDS = 4.0
-# So many times as long while the gap is more than this, or for so many rounds like the longest.
-_LONGER = 1.5
+# So many times as long while the gap is more than this, or without any plan that fits, or for so many rounds like the
+# longest.
+_LONGER, _LONGEST = 1.5, 3.75
 _AT_LEAST = 4.0
 _FINE = 0.03
 # After half of the work a round that closes less than this part of the gap is the last.
@@ -203,14 +204,10 @@ class Fitting:
         for round_number in range(_ROUNDS):
             prices = self._next_prices(level)
             spent = (self.goal.budget.spent - start) / WORK_A_SECOND
-            allowed = self._seconds(_SECONDS if self._is_fine else max(_LONGER * _SECONDS, _AT_LEAST * longest))
-            if (
-                prices is None
-                or spent > allowed
-                or (stalled and spent > 0.5 * allowed)
-                or whole.over
-                or self._is_over()
-            ):
+            longer = _LONGEST if self.best is None else _LONGER
+            allowed = self._seconds(_SECONDS if self._is_fine else max(longer * _SECONDS, _AT_LEAST * longest))
+            is_stuck = stalled and self.best is not None and spent > 0.5 * allowed
+            if prices is None or spent > allowed or is_stuck or whole.over or self._is_over():
                 break
             self.goal.progress(f"fitting into memory, round {round_number + 1}")
             beyond = round_number % 2 == 1

@@ -112,18 +112,19 @@ class Smallest:
         return Least(solution, memory, min(bound, float(memory.max(initial=0.0))))
 
     def _lower(self, solution: Solution, memory: np.ndarray, bound: float) -> tuple[Solution, np.ndarray]:
-        """The limit half the way down to the bound, as long as plans are found that fit."""
-        budget, best = self.goal.budget.some(_LOWER_SECONDS), memory
-        while not budget.over and (peak := float(best.max())) > bound * (1 + _CLOSE):
+        """Plans within a limit half the way down to the bound, as long as there are; then once a quarter of the way."""
+        budget, part = self.goal.budget.some(_LOWER_SECONDS), 0.5
+        while not budget.over and part >= 0.25 and (peak := float(memory.max())) > bound * (1 + _CLOSE):
             met: list[Sequence[int]] = []
             self.goal.progress("finding the smallest memory limit, lower")
-            self.feasible.search(0.5 * (bound + peak), budget.some(_EACH_SECONDS), met.append)
-            if not met:
-                break
-            by_peak = [(self.goal.footprint.over_time(c), c) for c in met]
-            best, choice = min(by_peak, key=lambda x: float(x[0].max()))
-            solution = replace(solution, choice=tuple(choice))
-        return solution, best
+            self.feasible.search(peak - part * (peak - bound), budget.some(_EACH_SECONDS), met.append)
+            if met:
+                held = [self.goal.footprint.over_time(c) for c in met]
+                least = min(range(len(met)), key=lambda k: float(held[k].max()))
+                solution, memory = replace(solution, choice=tuple(met[least])), held[least]
+            else:
+                part *= 0.5
+        return solution, memory
 
     def error(self, limit: float, known: Sequence[tuple[Solution, np.ndarray]]) -> TooSmall:
         """For a limit that no plan was found for, with the smallest limit that works, or that is known to, if that is
