@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp_jax.errors import ScheduleError
-from sbp_jax.pipeline import Kind, Schedule, StageSeconds, Task, by_name, peak_held, schedules, simulate
-from sbp_jax.pipeline.schedule import needs, result
+from sbp_jax.schedules import Kind, Schedule, StageSeconds, Task, by_name, peak_held, schedules, simulate
+from sbp_jax.schedules.schedule import needs, result
 
 
 def starts(schedule: Schedule, *args: object) -> list[list[float]]:

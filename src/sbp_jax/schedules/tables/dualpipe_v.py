@@ -17,7 +17,7 @@ def bubble(ranks: int, microbatches: int, seconds: StageSeconds) -> float | None
     """(p-1)(F + I - W) idle seconds if F = I >= W (and B = I + W), derived here; None for other lengths.
 
     DeepSeek's (PP/2-1)(F&B + B - 3W), with PP = 2p stages, takes an F and a B that overlap as one task, after whose end
-    both results are there: that is (p-1)(F + 2I - W) where F&B = F + B. ``tests/pipeline`` finds both in this table.
+    both results are there: that is (p-1)(F + 2I - W) where F&B = F + B. ``tests/schedules`` finds both in this table.
     """
     f, i, w = seconds.forward, seconds.input_gradient, seconds.weight_gradient
     if not (f == i >= w and seconds.whole_backward == i + w):

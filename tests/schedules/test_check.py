@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp_jax.errors import ScheduleError
-from sbp_jax.pipeline import Kind, Schedule, Task, by_name, check, peak_held, schedules, simulate
-from sbp_jax.pipeline.execution import run_order
-from sbp_jax.pipeline.schedule import needs, result
+from sbp_jax.schedules import Kind, Schedule, Task, by_name, check, peak_held, schedules, simulate
+from sbp_jax.schedules.execution import run_order
+from sbp_jax.schedules.schedule import needs, result
 
 F, B, W = Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT
 

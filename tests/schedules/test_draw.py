@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ET
 
-from sbp_jax.pipeline import StageSeconds, by_name, simulate, to_svg, to_text
+from sbp_jax.schedules import StageSeconds, by_name, simulate, to_svg, to_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 

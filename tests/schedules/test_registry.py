@@ -3,8 +3,8 @@
 import pytest
 
 from sbp_jax.errors import SbpError, ScheduleError
-from sbp_jax.pipeline import by_name, register, schedules
-from sbp_jax.pipeline.schedules import registry
+from sbp_jax.schedules import by_name, register, schedules
+from sbp_jax.schedules.tables import registry
 
 ALL = (
     "'1f1b', 'chimera', 'dualpipe_v', 'eager_1f1b', 'gpipe', 'interleaved_1f1b', 'interleaved_gpipe', 'pipedream', "
