@@ -26,6 +26,10 @@ class PlanMismatch(PlanError):
     """The compiled program's collectives are not the plan's."""
 
 
+class ScheduleError(SbpError):
+    """A pipeline schedule that cannot be made from what is asked, or that cannot run."""
+
+
 class ProcessError(SbpError):
     """Processes that cannot be reached, do not come in time, or do not agree on what they do."""
 

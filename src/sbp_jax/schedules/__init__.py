@@ -1,0 +1,17 @@
+"""Schedules of pipelines as data, checked, timed and drawn before anything runs."""
+
+from .check import check as check
+from .draw import to_svg as to_svg
+from .draw import to_text as to_text
+from .schedule import Kind as Kind
+from .schedule import Schedule as Schedule
+from .schedule import Task as Task
+from .schedule import peak_held as peak_held
+from .tables import ScheduleType as ScheduleType
+from .tables import by_name as by_name
+from .tables import register as register
+from .tables import schedules as schedules
+from .timing import Run as Run
+from .timing import StageSeconds as StageSeconds
+from .timing import Timing as Timing
+from .timing import simulate as simulate
