@@ -51,6 +51,7 @@ def test_nothing_waits_for_what_is_sent_where_collectives_run_beside_compute(kin
     (call,) = jax.make_jaxpr(step)(*jax.tree.leaves(ARGS)).eqns
     eqns = call.params["jaxpr"].eqns
     sent = {v for e in eqns if e.primitive.name.startswith("psum") for v in e.outvars}
+    sent |= {v for e in eqns if e.primitive.name == "transpose" and e.invars[0] in sent for v in e.outvars}
     held = {v for e in eqns if e.primitive.name == "optimization_barrier" for v in e.invars}
     assert sent and held
     assert bool(sent & held) == (kind == "cpu")

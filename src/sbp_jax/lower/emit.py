@@ -24,7 +24,7 @@ from ..rules import Local, is_padded, lookup, mask_reduced, whole
 from ..rules.widen import B, Code, signature_of, strategies
 from ..signature import Partial, Signature, Split, broadcast
 from ..trace import Atom, Graph, Lit, Op, Program, Structured, Value
-from .order import Wait, waits
+from .order import Early, Wait, waits
 
 Scope = dict[int, dict[Signature, Any]]
 
@@ -151,7 +151,11 @@ class Emitter:
             boxed = () if beside else self.boxed_pieces.get(v.id, ())
             return min([size(v.id), *(math.prod(b) * v.itemsize for b in boxed)])
 
-        worth = [e.value.id for e in wait.results if sum(map(size, e.holds)) > taken(e.value)]
+        def as_wanted(e: Early) -> int:  # what is boxed before it is turned is waited for as it was computed
+            is_boxed = len(scope.get(e.value.id, {})) > 1
+            return e.value.id if e.turned is None or is_boxed or e.turned.id not in scope else e.turned.id
+
+        worth = [as_wanted(e) for e in wait.results if sum(map(size, e.holds)) > taken(e.value)]
         keys = [(i, s) for i in worth for s in list(scope.get(i, {}))[: 1 if beside else None]]
         if not keys:
             return
