@@ -135,6 +135,15 @@ def test_plans_that_fit_are_found_near_the_smallest_limit(seed: int) -> None:
     assert costs == sorted(costs, reverse=True)
 
 
+def test_a_plan_that_presolve_leaves_alone_is_found() -> None:
+    problem = CostGraph([np.array([3.0]), np.array([1.0, 2.0])], {(0, 1): np.array([[0.0, 1.0]])})
+    held = Bytes([replace(problem, nodes=[np.array([5.0]), np.array([7.0, 7.0])], edges={})])
+    met: list[Sequence[int]] = []
+    for limit in (11.0, 12.0):
+        Feasible(problem, held).search(limit, Budget(), met.append)
+    assert met == [[0, 0]], "within 12 bytes, and not within 11"
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_what_choices_cost_at_least(seed: int) -> None:
     problem = random_problem(seed)

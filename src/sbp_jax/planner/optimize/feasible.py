@@ -6,7 +6,7 @@ that are not good, but fit: docs/decisions/0019 has how far down. They go into t
 together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -47,7 +47,10 @@ class Feasible:
         self._kernel = self._kernel or self._presolved(budget)
         kernel, f = self._kernel
         f = replace(f, limit_bytes=limit)
-        if not f.nodes or (f.base > limit).any():
+        if (f.base > limit).any():
+            return
+        if not f.nodes:  # presolve left one plan
+            meet(self._plan(kernel, {}))
             return
         messages = Messages(f)
         work = messages.work + _NODE_WORK * len(f.nodes)
@@ -62,8 +65,7 @@ class Feasible:
                 better = polish.run(choice)
                 budget.spend(work)
                 best, since = f.evaluate(better), 0
-                found = kernel.expand(by_node(f, better))
-                meet([found[n] for n in range(len(found))])
+                meet(self._plan(kernel, by_node(f, better)))
             return best
 
         prices = Multipliers(f, messages, offer)
@@ -75,6 +77,10 @@ class Feasible:
             budget.spend(_SWEEPS * work)
             if best == np.inf and prices.bound > bound + _GROWN * abs(bound):
                 bound, since = prices.bound, 0
+
+    def _plan(self, kernel: Kernel, choice: Mapping[int, int]) -> list[int]:
+        found = kernel.expand(choice)
+        return [found[n] for n in range(len(self._problem.nodes))]
 
     def _presolved(self, budget: Budget) -> tuple[Kernel, Flat]:
         kernel = kernel_of(at_peaks(instance_of(self._problem, self._footprint)))
