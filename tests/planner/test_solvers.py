@@ -14,6 +14,7 @@ import sbp_jax as sbp
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import CostGraph
 from sbp_jax.planner.memory.infeasible import OutOfTime
+from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.methods import Task, dp, ilp, lookup
 from sbp_jax.planner.optimize import program as solve_module
 from sbp_jax.planner.optimize.closing import Closing
@@ -39,6 +40,9 @@ class Bytes:
 
     def held(self, choice, point):
         return []
+
+    def by_interval(self):
+        return (MemoryTable(n, -1, t[p], p, p + 1) for n, t in enumerate(self.tables) for p in range(self.n_nodes))
 
 
 def task(seed: int, limit: float | None = None, n: int = 7) -> Task:
