@@ -30,6 +30,10 @@ class ScheduleError(SbpError):
     """A pipeline schedule that cannot be made from what is asked, or that cannot run."""
 
 
+class ActorError(SbpError):
+    """A graph of actors that is malformed, that would never complete, or that is used in a way it cannot be."""
+
+
 class ProcessError(SbpError):
     """Processes that cannot be reached, do not come in time, or do not agree on what they do."""
 
