@@ -39,6 +39,9 @@ if _TYPE_CHECKING or not _is_bare:
     from .errors import SbpError as SbpError
     from .errors import SignatureError as SignatureError
     from .lower.count import count_collectives as count_collectives
+    from .pipeline import Pipeline as Pipeline
+    from .pipeline import PipelinePlan as PipelinePlan
+    from .pipeline import scope as scope
     from .placement import Placement as Placement
     from .placement import placement as placement
     from .report.diff import diff as diff

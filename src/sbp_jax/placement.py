@@ -89,6 +89,19 @@ class Placement:
             )
         return _mesh(self)
 
+    def stage(self, index: int) -> "Placement":
+        """The devices at a position of the outermost axis: a stage of a pipeline, with the axes inside.
+
+        Of a placement of one axis it is one device, on an axis of that name. Raises ``PlacementError`` for a position
+        that there is not.
+        """
+        n = self.shape[0]
+        if isinstance(index, bool) or not isinstance(index, int) or not -n <= index < n:
+            raise PlacementError(f"{self} has the stages 0 to {n - 1} along {self.axis_names[0]!r}, got {index!r}")
+        inner, names = (self.shape[1:], self.axis_names[1:]) if self.ndim > 1 else ((1,), self.axis_names)
+        ranks = tuple(int(r) for r in self.ranks[index].reshape(-1))
+        return Placement(self.type, inner, ranks, names, self.is_abstract, self.cluster)
+
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={n}" for name, n in zip(self.axis_names, self.shape, strict=True))
         return f"{'abstract ' if self.is_abstract else ''}{self.cluster or self.type}[{axes}]"

@@ -1,6 +1,6 @@
 """The front door: ``auto_parallel``, ``plan`` and their configuration."""
 
 from .config import AutoParallelConfig as AutoParallelConfig
+from .front import auto_parallel as auto_parallel
+from .front import plan as plan
 from .function import ParallelFunction as ParallelFunction
-from .function import auto_parallel as auto_parallel
-from .function import plan as plan

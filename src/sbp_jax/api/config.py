@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..cluster import Cluster, get
 from ..errors import PlanError, SbpError
+from ..pipeline.options import Pipeline
 from ..plan import Lowering
 from ..planner.effort import EFFORTS
 from ..planner.methods import lookup
@@ -95,7 +96,9 @@ class AutoParallelConfig:
             value removes a default. Defaults on GPUs: the latency-hiding scheduler and the pipelining of collectives,
             unless ``XLA_FLAGS`` names them; on CPUs: what keeps XLA to the plan's memory. A name or value that XLA
             refuses is an ``SbpError`` before planning starts. They are no part of the plan.
-        grad_accumulation, pipeline: see the architecture; not built yet.
+        pipeline: ``sbp.Pipeline(stages=, microbatches=, schedule=)``: the step is cut into stages on groups of devices,
+            each planned on its own, and the batch into micro-batches. None: one program on all devices.
+        grad_accumulation: see the architecture; not built yet.
     """
 
     solver: str = "ilp"
@@ -119,7 +122,7 @@ class AutoParallelConfig:
     lowering: Lowering = "manual"
     cache: str | Path | None = None
     compiler_options: Mapping[str, bool | int | float | str | None] | None = field(default=None, hash=False)
-    pipeline: Any = None
+    pipeline: Pipeline | None = None
 
     def plan_options(self) -> dict[str, Any]:
         """What is asked of the plan itself: options with other values than their defaults, by name."""
@@ -129,9 +132,13 @@ class AutoParallelConfig:
     def __post_init__(self) -> None:
         lookup(self.solver)  # raises for names that are not known
         defaults = {f.name: f.default for f in fields(AutoParallelConfig)}
-        unbuilt = [name for name in ("grad_accumulation", "pipeline") if getattr(self, name) != defaults[name]]
+        unbuilt = [name for name in ("grad_accumulation",) if getattr(self, name) != defaults[name]]
         if unbuilt:
             raise PlanError(f"not built yet: {', '.join(unbuilt)}; leave them at their defaults")
+        if self.pipeline is not None and not isinstance(self.pipeline, Pipeline):
+            raise PlanError(f"pipeline is a sbp.Pipeline(stages=..., microbatches=...), got {self.pipeline!r}")
+        if self.pipeline is not None and self.lowering != "manual":
+            raise PlanError('a pipeline is cut out of the manual lowering: leave lowering="manual" with pipeline=')
         if self.remat not in (None, "auto"):
             raise PlanError(
                 f"remat is None or 'auto', got {self.remat!r}; to choose yourself what is made again, wrap parts of "

@@ -71,6 +71,23 @@ def results_of(
     )
 
 
+def returned_alike(dynamic: Sequence[Any], results: Any) -> list[tuple[int, int]]:
+    """(argument's leaf, result's leaf) of arguments that come back in a tree of their own structure and shapes.
+
+    Such are a training step's state and a gradient's parameters, donated or not; a single array says nothing.
+    """
+    trees = [i for i, x in enumerate(dynamic) if not jax.tree_util.all_leaves([x])]
+    pairs = _replacements(dynamic, results, trees)
+    start = np.cumsum([0, *(len(jax.tree.leaves(x)) for x in dynamic)])
+    found: list[tuple[int, int]] = []
+    for i in trees:
+        own = [(a, r) for a, r in pairs if start[i] <= a < start[i + 1]]
+        taken = [r for _, r in own]
+        if len(own) == start[i + 1] - start[i] and taken == list(range(taken[0], taken[0] + len(taken))):
+            found += own
+    return found
+
+
 def _replacements(dynamic: Any, results: Any, donated: Sequence[int]) -> list[tuple[int, int]]:
     """Which result replaces which donated argument: the subtree of the same structure and shapes, else leaf by leaf."""
     numbered = jax.tree.unflatten(jax.tree.structure(results), range(len(jax.tree.leaves(results))))

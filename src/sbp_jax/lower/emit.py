@@ -47,7 +47,12 @@ def check_program(program: Program, plan: PlanData) -> None:
 
 
 class Emitter:
-    """Walks a program; ``gspmd.py`` overrides where a value is kept and how an op or a boxing is run."""
+    """Walks a program; ``gspmd.py`` overrides where a value is kept and how an op or a boxing is run.
+
+    ``local`` tells an op where its piece lies.
+    """
+
+    local: Callable[..., Local] = Local
 
     def __init__(self, program: Program, plan: PlanData) -> None:
         self.program, self.placement = program, plan.placement
@@ -130,12 +135,16 @@ class Emitter:
         for k, op in enumerate(graph.ops):
             if k in found:
                 self.hold_back(scope, op, found[k])
-            if isinstance(op, Structured):
-                _STRUCTURED[op.kind](self, op, scope)
-            elif self.decision[op.index] is not None:  # the others are made where they are needed
-                results = self.compute(scope, op, self.ins(op), self.outs(op))
-                for v, s, y in zip(op.outs, self.outs(op), results, strict=True):
-                    self.define(scope, v, s, y)
+            self.op(op, scope)
+
+    def op(self, op: Op | Structured, scope: Scope) -> None:
+        """Run one op of a graph, control flow with its bodies."""
+        if isinstance(op, Structured):
+            _STRUCTURED[op.kind](self, op, scope)
+        elif self.decision[op.index] is not None:  # the others are made where they are needed
+            results = self.compute(scope, op, self.ins(op), self.outs(op))
+            for v, s, y in zip(op.outs, self.outs(op), results, strict=True):
+                self.define(scope, v, s, y)
 
     def hold_back(self, scope: Scope, op: Op | Structured, wait: Wait) -> None:
         """Let an op wait for results that would hold more than they take, were they put off.
@@ -185,7 +194,7 @@ class Emitter:
             padded = padded or is_padded(stored, x.shape, code, p.shape)
         if rule is not None and (padded or rule.local is not None):
             stored = tuple(stored_shape(v.shape, s, p.shape) for v, s in zip(op.outs, outs, strict=True))
-            local = Local(p.axis_names, p.shape, codes, tuple(map(_code, outs)), shapes, stored, p.flat_ranks)
+            local = self.local(p.axis_names, p.shape, codes, tuple(map(_code, outs)), shapes, stored, p.flat_ranks)
             if padded:
                 arguments = mask_reduced(op, rule.factors(op), local, arguments)
             if rule.local is not None:

@@ -1,0 +1,127 @@
+"""Where the forward pass is cut into stages: by the user's paths or marks, or where layers of equal work meet."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import PlanError
+from ..rules import Factors
+from ..trace import Op, Value
+from .marks import mark_of
+from .microbatches import Microbatches, Region, made_by, nodes_of
+from .stages import cluster_layers
+
+# How much more than the mean a stage may have, as a part of the mean: what is tried, in order.
+_UNEVEN = (0.15, 0.1, 0.05, 0.02, 0.0)
+
+
+def forward_work(cut: Microbatches, factors: Sequence[Factors], forward: Sequence[int]) -> np.ndarray:
+    """The floating-point operations of every forward op, at least one for each element that it makes."""
+    found = np.zeros(len(forward))
+    for k, number in enumerate(forward):
+        for n in nodes_of(cut.units[number]):
+            times = n.outs[0].times if n.outs else 1.0
+            elements = float(sum(np.prod(v.shape) for v in n.outs))
+            found[k] += times * max(factors[n.index].flops, elements)
+    return found
+
+
+def crossing_bytes(cut: Microbatches, forward: Sequence[int]) -> np.ndarray:
+    """Between every forward op and the next, the bytes of a micro-batch that are made before and read after."""
+    place = {number: k for k, number in enumerate(forward)}
+    values: dict[int, tuple[Value, int, int]] = {}
+    for k, number in enumerate(forward):
+        for v in made_by(cut.units[number]):
+            values[v.id] = (v, k, k)
+        for x in cut.units[number].reads:
+            if x.id in values:
+                v, first, _ = values[x.id]
+                values[x.id] = (v, first, k)
+    steps = np.zeros(len(place) + 1)
+    for v, first, last in values.values():
+        if last > first:
+            held = float(np.prod(cut.piece_shape(v))) * v.itemsize
+            steps[first] += held
+            steps[last] -= held
+    return np.cumsum(steps)[: max(len(place) - 1, 0)]
+
+
+def even(cut: Microbatches, factors: Sequence[Factors], forward: Sequence[int], count: int) -> dict[int, int]:
+    """By forward op its stage of ``count``: about equal work, cut where little crosses."""
+    if len(forward) < count:
+        raise PlanError(
+            f"{count} stages are asked for, and the step has {len(forward)} ops that can be cut into stages: take "
+            f"stages={max(1, len(forward))} or fewer"
+        )
+    work, bytes_between = forward_work(cut, factors, forward), crossing_bytes(cut, forward)
+    bounds: Sequence[int] = ()
+    for delta in _UNEVEN:  # where stages may be unlike, fewer may do
+        bounds = cluster_layers(work, bytes_between, count, delta=delta).bounds
+        if len(bounds) == count + 1:
+            break
+    else:
+        bounds = [len(forward) * s // count for s in range(count + 1)]
+    stages = np.searchsorted(np.asarray(bounds[1:-1]), np.arange(len(forward)), side="right")
+    return {number: int(s) for number, s in zip(forward, stages, strict=True)}
+
+
+def at_paths(cut: Microbatches, forward: Sequence[int], paths: Sequence[str]) -> dict[int, int]:
+    """By forward op its stage, given the paths of arguments at which a new one begins.
+
+    Raises ``PlanError`` for a path that no argument has, or that is used before the one named before it.
+    """
+    behind: dict[int, frozenset[str]] = {}
+    for op in cut.program.input_ops:
+        behind[op.outs[0].id] = frozenset([op.label])
+    for unit, region in zip(cut.units, cut.regions, strict=True):
+        if region is Region.ONCE:
+            of = frozenset().union(*(behind.get(x.id, frozenset()) for x in unit.reads))
+            behind.update((v.id, of) for v in made_by(unit))
+    starts: list[int] = []
+    for path in paths:
+        wanted = f"/{path.strip('/')}/"
+        at = next((k for k, number in enumerate(forward) for x in cut.units[number].reads
+                   if any(wanted in f"/{label}/" for label in behind.get(x.id, ()))), None)  # fmt: skip
+        if at is None:
+            labels = sorted({op.label for op in cut.program.input_ops})
+            raise PlanError(
+                f"stages: no op of the forward pass reads an argument below {path!r}; arguments are "
+                f"{', '.join(labels[:6])}{', ...' if len(labels) > 6 else ''}"
+            )
+        if starts and at <= starts[-1]:
+            raise PlanError(
+                f"stages: {path!r} is used before {paths[len(starts) - 1]!r}: name them in the order of use"
+            )
+        starts.append(at)
+    stages = np.searchsorted(np.asarray(starts), np.arange(len(forward)), side="right")
+    return {number: int(s) for number, s in zip(forward, stages, strict=True)}
+
+
+def at_marks(cut: Microbatches, forward: Sequence[int]) -> tuple[dict[int, int], list[str]] | None:
+    """By forward op its stage, by the marks that ``sbp.scope`` left in the function, and the marks in order.
+
+    An op without a mark is where the latest of what it reads is. None where there are no marks.
+    """
+    marks: dict[str, int] = {}
+    own: dict[int, int] = {}
+    for number in forward:
+        mark = mark_of(cut.units[number])
+        if mark:
+            own[number] = marks.setdefault(mark, len(marks))
+    if not marks:
+        return None
+    stage: dict[int, int] = {}
+    made: dict[int, int] = {}
+    for number in forward:
+        unit = cut.units[number]
+        latest = max((stage[made[x.id]] for x in unit.reads if x.id in made), default=0)
+        stage[number] = own.get(number, latest)
+        if stage[number] < latest:
+            source = max((x for x in unit.reads if x.id in made), key=lambda x: stage[made[x.id]])
+            name = unit.name if isinstance(unit, Op) else unit.kind
+            raise PlanError(
+                f"{name} is marked for stage {stage[number]} and uses {source}, which is made in stage {latest}: "
+                "values flow from earlier stages to later ones. Mark it for a later stage, or move its use"
+            )
+        made.update((v.id, number) for v in made_by(unit))
+    return stage, list(marks)

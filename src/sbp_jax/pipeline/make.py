@@ -1,0 +1,204 @@
+"""Program + options + devices -> a pipeline's plan, and the step that runs it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import PlanError
+from ..placement import Placement
+from ..plan import PlanData
+from ..planner import Request
+from ..planner.graph.batch import examples
+from ..planner.graph.clusters import factor_maps, free_values
+from ..planner.graph.roles import roles
+from ..schedules import Schedule, by_name
+from ..trace import Program, fingerprint
+from . import cuts
+from .actors_of import Instance, splits_backward
+from .marks import marked_placement
+from .microbatches import Microbatches, cut
+from .options import Pipeline
+from .phases import Phases, assign, backward_units, forward_units
+from .plan import PipelinePlan
+from .stage_parts import StageParts, stage_parts
+from .stage_plan import plan_stage
+from .stage_program import StageProgram, flows, stage_program
+from .step import PipelineStep
+from .times import stage_times, transfer_seconds
+
+
+@dataclass(slots=True)
+class Made:
+    """A pipeline's plan with what it was made from."""
+
+    plan: PipelinePlan
+    phases: Phases
+    sources: list[StageProgram]
+    places: list[Placement]
+
+
+def make_pipeline(
+    program: Program, options: Pipeline, where: Placement, request_on: Callable[[Placement], Request], name: str,
+    returned: Sequence[tuple[int, int]] = (),
+) -> Made:  # fmt: skip
+    """Plan a step on a pipeline over the devices of ``where``.
+
+    ``request_on`` says what is asked of a stage's plan; ``returned`` pairs arguments with the results that are of
+    their shapes and structure: where nothing is donated, they are taken for what the model is made of.
+
+    Raises:
+        PlanError: more stages than can be cut or than there are devices, a batch that does not divide, a step that
+            needs the whole batch at once, marks that contradict each other.
+        ScheduleError: a schedule that so many stages and micro-batches do not have.
+    """
+    parts, factors = _cut(program, options, name, returned)
+    backward = backward_units(parts)
+    forward = forward_units(parts, backward)
+    marked = cuts.at_marks(parts, forward)
+    if marked is not None:
+        stage_of, marks = marked
+        places = [marked_placement(m, where) for m in marks]
+        _check_places(places, where)
+        schedule = by_name(options.schedule, len(places), options.microbatches, **_chunks(options))
+        _check_stages(schedule, len(places), "marked by sbp.scope")
+    elif isinstance(options.stages, tuple):
+        n = len(options.stages) + 1
+        stage_of = cuts.at_paths(parts, forward, options.stages)
+        ranks = _ranks_for(options, n)
+        places = split_placement(where, ranks)
+        schedule = by_name(options.schedule, ranks, options.microbatches, **_chunks(options))
+        _check_stages(schedule, n, "given by paths")
+    else:
+        ranks = options.stages if isinstance(options.stages, int) else where.shape[0]
+        places = split_placement(where, ranks)
+        schedule = by_name(options.schedule, ranks, options.microbatches, **_chunks(options))
+        stage_of = cuts.even(parts, factors, forward, schedule.stages)
+    if not schedule.is_synchronous:
+        raise PlanError(
+            f"schedule {options.schedule!r} updates weights between micro-batches, which changes the mathematics: it "
+            "can be drawn and timed (sbp.schedules), not run"
+        )
+    phases = assign(parts, stage_of, schedule.stages, backward)
+    flow = flows(phases)
+    sources = [stage_program(phases, s, flow) for s in range(schedule.stages)]
+    plans = _plans(sources, schedule, places, request_on, name)
+    times = [stage_times(phases, source, plan) for source, plan in zip(sources, plans, strict=True)]
+    cluster = request_on(places[0]).cluster
+    plan = PipelinePlan(
+        name, schedule, plans, [t.seconds for t in times], [t.once_seconds for t in times],
+        transfer_seconds(sources, plans, phases, cluster, schedule.ranks), [t.activation_bytes for t in times],
+    )  # fmt: skip
+    return Made(plan, phases, sources, places)
+
+
+def _cut(
+    program: Program, options: Pipeline, name: str, returned: Sequence[tuple[int, int]] = ()
+) -> tuple[Microbatches, Any]:
+    factors = factor_maps(program)
+    found = roles(program if program.donated else replace(program, donated=list(returned)), factors)
+    batch = examples(program, factors, found)
+    kept = {i for i, _ in program.donated}
+    data = found.data or [i for i in range(len(program.input_ops) - len(program.constants)) if i not in kept]
+    dims = {i: batch.dims[v.id] for i in data if (v := program.input_ops[i].outs[0]).id in batch.dims}
+    if not dims and options.microbatches > 1:
+        raise PlanError(
+            f"microbatches={options.microbatches}: no dimension of the arguments of {name} is known to count examples. "
+            "Donate the training state (donate_argnums) and give it a batch, or take microbatches=1"
+        )
+    estimates = options.batch_statistics == "microbatch"
+    free = free_values(program, factors, {})
+    return cut(program, factors, options.microbatches, dims, batch.dims, free, estimates), factors
+
+
+def _chunks(options: Pipeline) -> dict[str, int]:
+    return {} if options.chunks is None else {"chunks": options.chunks}
+
+
+def _ranks_for(options: Pipeline, stages: int) -> int:
+    """How many groups of devices so many stages have, for the schedule."""
+    per_group = len(by_name(options.schedule, 2, 4, **_chunks(options)).placement[0]) // 2
+    if stages % per_group:
+        raise PlanError(
+            f"schedule {options.schedule!r} has {per_group} stages a group of devices: {stages} stages, given by "
+            f"{stages - 1} paths, cannot be shared out; give {stages - stages % per_group + per_group - 1} paths"
+        )
+    return stages // per_group
+
+
+def _check_stages(schedule: Schedule, stages: int, how: str) -> None:
+    if schedule.stages != stages:
+        raise PlanError(
+            f"schedule {schedule.name!r} has {schedule.stages} stages on {schedule.ranks} groups of devices, but "
+            f"{stages} are {how}"
+        )
+
+
+def _check_places(places: list[Placement], where: Placement) -> None:
+    outside = sorted({r for p in places for r in p.flat_ranks} - set(where.flat_ranks))
+    if outside:
+        raise PlanError(f"sbp.scope names devices {outside}, which are not among those of the placement, {where}")
+
+
+def split_placement(where: Placement, count: int) -> list[Placement]:
+    """The devices in ``count`` groups of the same size, along the outermost axis where that divides.
+
+    Raises ``PlanError`` where they do not.
+    """
+    if where.size % count:
+        possible = ", ".join(str(n) for n in range(1, where.size + 1) if where.size % n == 0)
+        raise PlanError(f"{where.size} devices cannot be shared out over {count} stages; possible: {possible}")
+    ranks = where.ranks
+    if where.shape[0] % count == 0 and (where.ndim > 1 or where.shape[0] > count):
+        groups = np.split(ranks, count)
+        if where.shape[0] == count:
+            return [_group(where, g[0], where.axis_names[1:]) for g in groups]
+        return [_group(where, g, where.axis_names) for g in groups]
+    return [_group(where, g, where.axis_names[-1:]) for g in ranks.reshape(count, -1)]
+
+
+def _group(where: Placement, ranks: np.ndarray, names: tuple[str, ...]) -> Placement:
+    return replace(where, shape=ranks.shape, flat_ranks=tuple(int(r) for r in ranks.ravel()), axis_names=tuple(names))
+
+
+def _plans(
+    sources: list[StageProgram], schedule: Schedule, places: list[Placement],
+    request_on: Callable[[Placement], Request], name: str,
+) -> list[PlanData]:  # fmt: skip
+    """A plan for each stage; stages with the same program on devices alike share one."""
+    known: dict[Any, PlanData] = {}
+    plans = []
+    for s, source in enumerate(sources):
+        where = places[schedule.rank_of(s)]
+        request = request_on(where)
+        pins = tuple(sorted((k, str(p)) for k, (p, _) in request.pins.items()))
+        key = fingerprint(source.program), where.shape, where.axis_names, pins and s
+        if key not in known:
+            known[key] = plan_stage(source, where, request, request.pins, f"stage {s} of {name}")
+        plans.append(replace(known[key], placement=where))
+    return plans
+
+
+def make_step(made: Made, program: Program, compiler_options: Mapping[str, Any] | None = None) -> PipelineStep:
+    """The step of a plan, on devices."""
+    schedule, phases = made.plan.schedule, made.phases
+    used: dict[int, int] = {}
+    for source in made.sources:
+        for port in source.takes:
+            if port.kind == "argument":
+                used[port.key] = used.get(port.key, 0) + 1
+    copies = len(schedule.placement)
+    shared = {i for i, n in used.items() if n > 1 or copies > 1}
+    parts: dict[Instance, StageParts] = {}
+    for d in range(copies):
+        for s, (source, plan) in enumerate(zip(made.sources, made.plan.stages, strict=True)):
+            there = replace(plan, placement=made.places[schedule.rank_of(s, d)])
+            parts[d, s] = stage_parts(phases, source, there, splits_backward(schedule), shared, compiler_options)
+    dims = {program.input_ops[i].outs[0].id: (i, d) for i, d in phases.cut.batch.items()}
+    dims |= {v: (i, -1) for i, op in enumerate(program.input_ops)
+             if (v := op.outs[0].id) not in dims and phases.cut.home[v].value == "loop"}  # fmt: skip
+    return PipelineStep(schedule, parts, dims, len(program.output_ops))
+
+
+__all__ = ["Made", "Pipeline", "make_pipeline", "make_step", "split_placement"]

@@ -1,0 +1,65 @@
+"""What a user asks of a pipeline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import PlanError
+from ..schedules import schedules
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A step cut into stages on groups of devices, and its batch into micro-batches (``AutoParallelConfig.pipeline``).
+
+    The function stays what it is, a training step on the whole batch: its forward and backward pass run for each
+    micro-batch, its update once after them, with the same results.
+
+    Attributes:
+        stages: how many groups of devices. Or "auto": the planner's choice, with the devices of each. Or a list of
+            paths of arguments at which a new stage begins (``["blocks/4", "blocks/8"]``: three stages): the first op
+            that reads an argument below such a path is the first of its stage. ``sbp.scope`` in the function says it
+            there.
+        microbatches: how many parts the batch is cut into.
+        schedule: the name of one in ``sbp.schedules``: "gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b",
+            "interleaved_gpipe", "zb_h1", "zb_v", "dualpipe_v", "chimera".
+        chunks: how many (virtual) stages a group of devices has, for the interleaved schedules.
+        batch_statistics: "whole": a layer that needs statistics of the whole batch (a batch norm) is an error with more
+            than one micro-batch. "microbatch": it takes those of each micro-batch, as GPipe does: another function than
+            without a pipeline, whose running statistics are the means over the micro-batches.
+
+    Raises:
+        PlanError: a schedule that is not known, or that changes the mathematics; numbers below 1.
+    """
+
+    stages: int | str | Sequence[str] = "auto"
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int | None = None
+    batch_statistics: str = "whole"
+
+    def __post_init__(self) -> None:
+        stages: Any = self.stages
+        if not isinstance(stages, int | str):
+            stages = tuple(stages)
+            object.__setattr__(self, "stages", stages)
+            if not stages or not all(isinstance(path, str) and path for path in stages):
+                raise PlanError(f"stages as a list has the paths at which a new stage begins; got {self.stages!r}")
+        elif isinstance(stages, str) and stages != "auto":
+            raise PlanError(f"stages is a number, 'auto' or a list of paths, got {stages!r}; for one cut: [{stages!r}]")
+        for name, n in (("stages", stages), ("microbatches", self.microbatches), ("chunks", self.chunks)):
+            number: Any = n
+            is_number = isinstance(n, int) and not isinstance(n, bool)
+            if (is_number and number < 1) or isinstance(n, bool) or (name == "microbatches" and not is_number):
+                raise PlanError(f"Pipeline({name}=...) is a number of at least 1, got {n!r}")
+        if self.batch_statistics not in ("whole", "microbatch"):
+            raise PlanError(f"batch_statistics is 'whole' or 'microbatch', got {self.batch_statistics!r}")
+        known = schedules()
+        if self.schedule not in known:
+            raise PlanError(f"schedule {self.schedule!r} is not known; possible: {', '.join(map(repr, sorted(known)))}")
+        if self.chunks is not None and known[self.schedule].chunks is not None:
+            several = ", ".join(repr(k) for k, t in sorted(known.items()) if t.chunks is None)
+            raise PlanError(
+                f"schedule {self.schedule!r} has {known[self.schedule].chunks} stage(s) a group of devices: leave "
+                f"chunks out, or take one of {several}"
+            )

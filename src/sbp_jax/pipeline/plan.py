@@ -1,0 +1,104 @@
+"""A pipeline's plan: its stages, each with a plan of its own, the schedule, and what a step will take."""
+
+import functools
+import io
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..plan import PlanData
+from ..schedules import Schedule, StageSeconds, Timing, simulate, to_svg, to_text
+from ..schedules.schedule import peak_held
+
+
+@dataclass
+class PipelinePlan:
+    """What was decided for a step on a pipeline.
+
+    Attributes:
+        function: its name.
+        schedule: which group of devices runs what in which order (``schedule.microbatches``, ``schedule.ranks``).
+        stages: the plan of every stage, for all its micro-batches and its update: placement, signatures, boxing.
+        seconds: of one micro-batch in each stage, forward and backward, in seconds.
+        once_seconds: of each stage, what happens once a step: gathering weights, summing gradients, the update.
+        transfer_seconds: of one micro-batch between each stage and the next.
+        activation_bytes: what one micro-batch holds on a device of each stage from its forward to its backward part.
+        notes: what is to be known besides.
+    """
+
+    function: str
+    schedule: Schedule
+    stages: list[PlanData]
+    seconds: list[StageSeconds]
+    once_seconds: list[float]
+    transfer_seconds: list[float]
+    activation_bytes: list[float]
+    notes: list[str] = field(default_factory=list)
+
+    @functools.cached_property
+    def timing(self) -> Timing:
+        """When each task runs, by the predicted seconds."""
+        return simulate(self.schedule, self.seconds, self.transfer_seconds)
+
+    @property
+    def microbatches(self) -> int:
+        """How many parts the batch is cut into."""
+        return self.schedule.microbatches
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted seconds of a step: the micro-batches by the schedule, and the longest of what stages do once."""
+        by_rank = [0.0] * self.schedule.ranks
+        for s, seconds in enumerate(self.once_seconds):
+            by_rank[self.schedule.rank_of(s)] += seconds
+        return self.timing.makespan_seconds + max(by_rank)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The part of the time of the micro-batches in which devices wait, by the predicted seconds."""
+        return self.timing.bubble_fraction()
+
+    @property
+    def memory_by_rank(self) -> list[float]:
+        """Bytes per device of every group: what its stages hold, with as many micro-batches as the schedule has."""
+        held = peak_held(self.schedule)
+        found = []
+        for rank in range(self.schedule.ranks):
+            own = [s for _, s in self.schedule.stages_of(rank)]
+            most = max(self.activation_bytes[s] for s in own)
+            found.append(sum(self.stages[s].memory_per_device for s in own) + max(0, held[rank] - 1) * most)
+        return found
+
+    @property
+    def memory_per_device(self) -> float:
+        """Bytes of the device that holds the most."""
+        return max(self.memory_by_rank)
+
+    def to_svg(self) -> str:
+        """A picture of the schedule, by the predicted seconds."""
+        return to_svg(self.timing)
+
+    def __str__(self) -> str:
+        table = Table(title=f"{self.function}: {len(self.stages)} stages, {self.microbatches} micro-batches, "
+                            f"{self.schedule.name}", box=box.SIMPLE, title_justify="left")  # fmt: skip
+        for name in ("stage", "group", "devices", "forward", "backward", "once a step", "memory"):
+            table.add_column(name, justify="right" if name not in ("devices",) else "left")
+        memory = self.memory_by_rank
+        for s, plan in enumerate(self.stages):
+            rank, seconds = self.schedule.rank_of(s), self.seconds[s]
+            amounts = map(_ms, (seconds.forward, seconds.whole_backward, self.once_seconds[s]))
+            held = f"{memory[rank] / 2**20:,.1f} MiB"
+            table.add_row(str(s), str(rank), escape(str(plan.placement)), *amounts, held)
+        buffer = io.StringIO()
+        Console(file=buffer, width=120, no_color=True, force_jupyter=False, force_terminal=False).print(table)
+        lines = [*(line.rstrip() for line in buffer.getvalue().rstrip().splitlines()), "",
+                 to_text(self.timing).rstrip(), "",
+                 f"step {_ms(self.step_seconds)} predicted, bubble {self.bubble_fraction:.1%}"]  # fmt: skip
+        return "\n".join([*lines, *self.notes])
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"

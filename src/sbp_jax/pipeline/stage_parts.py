@@ -1,0 +1,375 @@
+"""A stage's planned program as jitted parts: before the loop, forward, backward (or its two halves), after the loop.
+
+The program is lowered as a whole, to one function of local pieces, and that function's jaxpr is cut (``cutting.py``).
+What one part leaves for another on the same devices is whatever the device holds, a term of a sum included: an array
+with a leading dim that counts the devices. What stages give each other has the signature that the plan gives it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .. import boxing
+from .._compat import opened, scan_operands
+from ..errors import InternalError
+from ..lower.named import named_in
+from ..plan import PlanData
+from ..shardings import to_partition_spec
+from ..signature import Partial, Signature, Split, broadcast
+from ..trace import Op
+from .cutting import Part, before_barriers, cut, is_literal, phases_of, split_weights
+from .microbatches import Region, nodes_of
+from .parts import joined
+from .phases import Phases
+from .stage_local import behind, live, local_stage, loop_of
+from .stage_program import LOOP, StageProgram
+
+_IN_LOOP = {"forward", "backward", "input_gradient", "weight_gradient"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a part's operand comes from, or its result goes.
+
+    ``kind``: "port" (an argument or result of the stage, by number), "held" (made by the part before the loop),
+    "sum" (a number of what the loop carries), "residual" (of this micro-batch), "stack" (all micro-batches' parts, by
+    the number of what the loop collects). ``key`` is the number, or the variable.
+    """
+
+    kind: str
+    key: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """Something that a part gives: which variable, and ``of`` it the array with ``spec``."""
+
+    slot: Slot
+    value: Any
+    spec: PartitionSpec
+    of: Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class StagePart:
+    """One jitted part: its operands and results by slot, in order."""
+
+    name: str
+    takes: list[Slot]
+    gives: list[Slot]
+    function: Callable[..., list[Any]]
+
+
+@dataclass(slots=True)
+class StageParts:
+    """All parts of a stage. ``backward`` is one part, or two: activations' gradients, weights' gradients.
+
+    ``after`` is by level. ``sums`` are how many sums the loop carries; ``shardings`` say how each of the stage's
+    arguments arrives (of a part of every micro-batch: that of one part), ``own`` how what devices keep for themselves
+    lies. ``join`` adds two of the loop's sums, given its number.
+    """
+
+    source: StageProgram
+    plan: PlanData
+    before: StagePart
+    forward: StagePart
+    backward: list[StagePart]
+    after: list[StagePart]
+    sums: int
+    shardings: dict[int, NamedSharding]
+    own: NamedSharding
+    join: Callable[[int, Any, Any], Any]
+
+
+def stage_parts(
+    phases: Phases, source: StageProgram, plan: PlanData, splits_backward: bool, shared: Set[int] = frozenset(),
+    compiler_options: Mapping[str, Any] | None = None,
+) -> StageParts:  # fmt: skip
+    """Lower and cut a stage.
+
+    ``splits_backward``: whether its backward part is two; ``shared`` are the arguments of the step that other stages
+    read as well.
+    """
+    return _Maker(phases, source, plan, splits_backward, shared, dict(compiler_options or {})).make()
+
+
+class _Maker:
+    def __init__(
+        self, phases: Phases, source: StageProgram, plan: PlanData, splits: bool, shared: Set[int],
+        options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.phases, self.cut, self.source, self.plan = phases, phases.cut, source, plan
+        self.splits, self.shared, self.options = splits, shared, options
+        self.where, self.mesh = plan.placement, plan.placement.mesh
+        self.unit_of = {n.index: k for k, u in enumerate(self.cut.units) for n in nodes_of(u)}
+        self.loop = loop_of(source.program)
+        self.local = local_stage(source.program, plan, self.loop)
+        self.port_of, self.constants, self.out_vars = self.local.port_of, self.local.constants, self.local.out_vars
+        self.backward_values = {
+            v.id for k, u in enumerate(self.cut.units) if phases.backward[k] for n in nodes_of(u) for v in n.outs
+        }
+
+    def make(self) -> StageParts:
+        self.cut_top()
+        n = len(self.source.takes)
+        shardings = {i: NamedSharding(self.mesh, self.port_spec(i)) for i in range(n)}
+        if self.loop is None:
+            nothing = StagePart("forward", [], [], lambda *_: [])
+            forward, backward = nothing, [nothing] * (2 if self.splits else 1)
+            before = self.part("before", self.top[0], {})
+        else:
+            self.cut_body()
+            before = self.part("before", self.top[0], {})
+            names = ["backward"] if len(self.body) == 2 else ["input_gradient", "weight_gradient"]
+            forward, *backward = (
+                self.part(name, p, self.body_sources) for name, p in zip(["forward", *names], self.body, strict=True)
+            )
+        after = [self.part("after", p, self.after_sources, i) for i, p in enumerate(self.top[2:])]
+        return StageParts(
+            self.source, self.plan, before, forward, backward, after, self.n_carry if self.loop else 0, shardings,
+            NamedSharding(self.mesh, PartitionSpec(self.where.axis_names)), self.joined,
+        )  # fmt: skip
+
+    def joined(self, number: int, a: Any, b: Any) -> Any:
+        """Two of the loop's sums as one."""
+        return joined(self.source.sums[number], a, b)
+
+    def node(self, equation: Any) -> int:
+        """The node of the step that an equation is of, -1 for what is of none (a boxing, a sum)."""
+        k, _ = named_in(str(equation.source_info.name_stack))
+        return self.source.origin[k] if k >= 0 else -1
+
+    def cut_top(self) -> None:
+        """Before the loop, the loop, and one part for each level after it."""
+        eqns: Sequence[Any] = self.local.jaxpr.eqns
+        loop: Any = next(
+            (e for e in eqns if e.primitive.name == "scan" and LOOP in str(e.source_info.name_stack)), None
+        )
+        self.loop_eqn: Any = loop
+        gives = self.source.gives
+        wanted = [v for v, p in zip(self.out_vars, gives, strict=True) if p.kind != "part" and v is not None]
+        needed = live(eqns, [*wanted], loop)
+        ahead = set() if loop is None else behind(eqns, loop)
+        levels = 1 + max(
+            [self.phases.level[k] for k, s in enumerate(self.phases.stage) if s == self.source.stage]
+            + [p.level for p in gives if p.kind == "late"]
+            + [p.level + 1 for p in self.source.takes if p.kind == "late"],
+            default=0,
+        )  # fmt: skip
+
+        def named(e: Any) -> int | None:
+            if e is loop:
+                return 1
+            k = self.unit_of.get(self.node(e), -1)
+            return 2 + self.phases.level[k] if k >= 0 and self.cut.regions[k] is Region.AFTER else None
+
+        arrive = {v: 3 + self.source.takes[i].level for v, i in self.port_of.items()
+                  if self.source.takes[i].kind == "late"}  # fmt: skip
+        leave = {v: 2 + p.level for v, p in zip(self.out_vars, gives, strict=True)
+                 if p.kind == "late" and not is_literal(v)}  # fmt: skip
+        found = phases_of(needed, named, arrive, leave)
+        # What the loop needs comes before it; what is not of any part (a boxing of a result) with the first after it.
+        phases = [1 if e is loop else 0 if id(e) in ahead else max(2, p) for e, p in zip(needed, found, strict=True)]
+        self.top = cut(needed, phases, 2 + levels, wanted, remakes=False)
+        self.after_sources: dict[Any, Slot] = {}
+        if loop is not None:
+            _, self.n_carry = scan_operands(loop.params)
+            for j, v in enumerate(loop.outvars):
+                kind = Slot("sum", j) if j < self.n_carry else Slot("stack", j - self.n_carry)
+                self.after_sources[v] = kind
+
+    def cut_body(self) -> None:
+        """Forward and backward."""
+        loop = self.loop_eqn
+        n_consts, n_carry = scan_operands(loop.params)
+        body, consts = opened(loop.params["jaxpr"])
+        if consts or body.constvars:
+            raise InternalError("the loop over micro-batches has constants of its own")
+        sources: dict[Any, Slot] = {}
+        self.literals: dict[Any, Any] = {}
+        for inner, x in zip(body.invars[:n_consts], loop.invars[:n_consts], strict=True):
+            if is_literal(x) or x in self.constants:
+                self.literals[inner] = x.val if is_literal(x) else self.constants[x]
+            else:
+                sources[inner] = Slot("port", self.port_of[x]) if x in self.port_of else Slot("held", x)
+        self.starts = list(loop.invars[n_consts : n_consts + n_carry])
+        for j, inner in enumerate(body.invars[n_consts : n_consts + n_carry]):
+            sources[inner] = Slot("sum", j)
+        arrive: dict[Any, int] = {}
+        for inner, x in zip(body.invars[n_consts + n_carry :], loop.invars[n_consts + n_carry :], strict=True):
+            if x not in self.port_of:
+                raise InternalError("what comes with every micro-batch is changed before the loop over them")
+            sources[inner] = Slot("port", self.port_of[x])
+            arrive[inner] = int(self.source.takes[self.port_of[x]].key in self.backward_values)
+        self.body_sources = sources
+        # What leaves: by variable the ports, with the signature that the body gives it in.
+        stack = self.loop.roles["stack"] if self.loop else []
+        self.leaving: dict[Any, list[tuple[int, Signature]]] = {}
+        leave: dict[Any, int] = {}
+        ports = {op.outs[0].id: o for o, (op, p) in enumerate(
+            zip((self.producer(o) for o in range(len(self.source.gives))), self.source.gives, strict=True))
+            if p.kind == "part" and op is not None}  # fmt: skip
+        # What the lowering lets a later op wait with has been made before.
+        ys = [before_barriers(body.eqns, v) for v in body.outvars[n_carry:]]
+        self.collected: dict[int, Any] = {}
+        for j, (op, v) in enumerate(zip(stack, ys, strict=True)):
+            o = ports.get(op.outs[0].id)
+            if o is not None:
+                src = self.plan.strategies[self.plan.nodes[op.index]][0][0]
+                self.leaving.setdefault(v, []).append((o, src))
+                leave[v] = int(self.source.gives[o].key in self.backward_values)
+            needed = any(
+                j + n_carry == k for k, x in enumerate(loop.outvars) if any(x in p.takes for p in self.top[2:])
+            )
+            if needed:
+                self.collected[j] = v
+        self.sums = list(body.outvars[:n_carry])
+
+        def named(e: Any) -> int | None:
+            k = self.unit_of.get(self.node(e), -1)
+            return int(self.phases.backward[k]) if k >= 0 else None
+
+        eqns = body.eqns
+        phases = phases_of(eqns, named, arrive, leave)
+        results = [*self.sums, *ys]
+        forward, backward = cut(eqns, phases, 2, results)
+        self.body = [forward, backward]
+        if self.splits:
+            passed = [v for v in self.leaving if any(self.source.gives[o].key in self.backward_values
+                                                     for o, _ in self.leaving[v])]  # fmt: skip
+
+            def ends(e: Any) -> bool:
+                ways = self.cut.ways.get(self.node(e))
+                return ways is not None and any(c < -1 for c in ways[1])
+
+            self.body = [forward, *split_weights(backward, passed, ends)]
+
+    def producer(self, o: int) -> Op | None:
+        """The boundary op that gives a result of the stage."""
+        x = self.source.program.output_ops[o].ins[0]
+        for op in self.loop.roles["stack"] if self.loop else ():
+            if op.outs[0] is x:
+                return op
+        return None
+
+    def port_spec(self, port: int) -> PartitionSpec:
+        leaf, kind = self.plan.inputs[port], self.source.takes[port].kind
+        if kind in ("part", "number"):
+            return to_partition_spec(_part_of(leaf.signature), self.where, len(leaf.shape) - 1)
+        return to_partition_spec(leaf.signature, self.where, len(leaf.shape))
+
+    def part(self, name: str, part: Part, sources: Mapping[Any, Slot], level: int = -1) -> StagePart:
+        """A part as a jitted function of global arrays. ``level`` is that of a part after the loop."""
+        in_loop = name in _IN_LOOP
+        own = PartitionSpec(self.where.axis_names)
+        literals = self.literals if in_loop else self.constants
+        results = self.results(name, part, in_loop, level)
+        made = set(part.gives)
+        passed = [r.value for r in results if not is_literal(r.value) and r.value not in made]
+        wanted = [v for v in dict.fromkeys([*part.takes, *passed]) if v not in literals]
+        takes = [sources.get(v) or self.source_of(v, in_loop) for v in wanted]
+        in_specs = [self.port_spec(slot.key) if slot.kind == "port" else own for slot in takes]
+
+        def local(*arguments: Any) -> list[Any]:
+            env: dict[Any, Any] = dict(literals)
+            for v, slot, x in zip(wanted, takes, arguments, strict=True):
+                env[v] = jnp.stack([y[0] for y in x]) if slot.kind == "stack" else x if slot.kind == "port" else x[0]
+            env.update(zip(part.gives, part.run(*(env[v] for v in part.takes)), strict=True))
+            return [r.of(r.value.val if is_literal(r.value) else env[r.value]) for r in results]
+
+        mapped = jax.shard_map(
+            local, mesh=self.mesh, check_vma=False,
+            in_specs=tuple([s] * self.cut.count if t.kind == "stack" else s
+                           for t, s in zip(takes, in_specs, strict=True)),
+            out_specs=[r.spec for r in results],
+        )  # fmt: skip
+
+        def function(*arguments: Any) -> list[Any]:
+            return mapped(*arguments)
+
+        function.__name__ = f"stage{self.source.stage}_{name}"
+        donated = tuple(
+            k for k, (t, v) in enumerate(zip(takes, wanted, strict=True)) if self.is_spent(t, v, name, level)
+        )
+        jitted = jax.jit(function, donate_argnums=donated, compiler_options=self.options)
+        return StagePart(name, takes, [r.slot for r in results], jitted)
+
+    def source_of(self, v: Any, in_loop: bool) -> Slot:
+        if v in self.port_of:
+            return Slot("port", self.port_of[v])
+        return Slot("residual" if in_loop else "held", v)
+
+    def is_spent(self, slot: Slot, v: Any, name: str, level: int) -> bool:
+        """Whether nothing needs an operand after a part: its memory may be used again."""
+        if slot.kind == "sum" and name in _IN_LOOP:
+            return True
+        later = any(v in p.takes for p in self.top[3 + level :]) or v in self.passed_later(level)
+        if level < 0 or later:
+            return False
+        donated = {i for i, _ in self.source.program.donated}
+        return slot.kind == "port" and slot.key in donated and self.owns(slot.key)
+
+    def passed_later(self, level: int) -> list[Any]:
+        return [v for v, p in zip(self.out_vars, self.source.gives, strict=True)
+                if p.kind == "late" and p.level > level and not is_literal(v)]  # fmt: skip
+
+    def owns(self, port: int) -> bool:
+        """Whether no other stage reads an argument."""
+        return self.source.takes[port].key not in self.shared
+
+    def results(self, name: str, part: Part, in_loop: bool, level: int) -> list[_Result]:
+        """What a part gives."""
+        own = PartitionSpec(self.where.axis_names)
+        made = set(part.gives)
+
+        def kept(slot: Slot, v: Any, dtype: Any = None) -> _Result:
+            return _Result(slot, v, own, lambda x: jnp.asarray(x, dtype)[None])
+
+        if name == "before":
+            found = [kept(Slot("held", v), v) for v in part.gives]
+            if self.loop_eqn is not None:
+                found += [kept(Slot("sum", j), v, v.aval.dtype) for j, v in enumerate(self.starts)]
+            return found
+        if in_loop:
+            found = [kept(Slot("sum", j), v) for j, v in enumerate(self.sums) if v in made]
+            found += [self.leaving_as(o, src, v) for v in part.gives for o, src in self.leaving.get(v, ())]
+            found += [kept(Slot("stack", j), v) for j, v in self.collected.items() if v in made]
+            later = {v for p in self.body[self.body.index(part) + 1 :] for v in p.takes}
+            return found + [kept(Slot("residual", v), v) for v in part.gives if v in later]
+        found = []
+        made_late = {v for p in self.top[2:] for v in p.gives}
+        for o, (v, p) in enumerate(zip(self.out_vars, self.source.gives, strict=True)):
+            if p.kind == "part":
+                continue
+            given_at = -1 if is_literal(v) or v not in self.port_of else self.late_level(v)
+            passes = (is_literal(v) or v not in made_late) and level == given_at + 1
+            if passes or v in made:
+                leaf = self.plan.outputs[o]
+                spec = to_partition_spec(leaf.signature, self.where, len(leaf.shape))
+                found.append(_Result(Slot("port", o), v, spec, lambda x: x))
+        later = {v for p in self.top[3 + level :] for v in p.takes}
+        return found + [kept(Slot("held", v), v) for v in part.gives if v in later]
+
+    def late_level(self, v: Any) -> int:
+        port = self.source.takes[self.port_of[v]]
+        return port.level if port.kind == "late" else -1
+
+    def leaving_as(self, o: int, src: Signature, v: Any) -> _Result:
+        """What leaves with every micro-batch; its terms are summed first."""
+        shape, dtype = self.plan.outputs[o].shape[1:], self.plan.outputs[o].dtype
+        dst = Signature(tuple(broadcast if isinstance(c, Partial) else c for c in src))
+        route = boxing.route(src, dst, self.where, shape, dtype)
+        spec = to_partition_spec(dst, self.where, len(shape))
+        return _Result(Slot("port", o), v, spec, lambda x: boxing.apply(route, x, self.where.axis_names))
+
+
+def _part_of(stack: Signature) -> Signature:
+    """The signature of one slice of a stack."""
+    return Signature(tuple(Split(c.dim - 1) if isinstance(c, Split) else c for c in stack))
+
+
+__all__ = ["Slot", "StagePart", "StageParts", "stage_parts"]
