@@ -190,7 +190,7 @@ def test_statistics_of_the_whole_batch_are_refused_and_those_of_a_micro_batch_gi
     run.close()
 
 
-def compared(p: Any, x: jax.Array, y: jax.Array) -> Any:
+def compared(p: Any, x: Any, y: Any) -> Any:
     """A loss over pairs of examples."""
 
     def loss(p: Any) -> jax.Array:
@@ -205,6 +205,57 @@ def test_one_micro_batch_may_need_all_examples(step: Any) -> None:
     run = sbp.auto_parallel(step, placement=TWO, config=sbp.AutoParallelConfig(pipeline=sbp.Pipeline(2)))
     p, x, y = arrays()
     for a, b in zip(jax.tree.leaves(run(p, x, y)), jax.tree.leaves(step(p, x, y)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    run.close()
+
+
+def test_settings_of_the_callers_thread_hold_in_the_stages() -> None:
+    p, x, y = arrays()
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda a: jnp.asarray(np.asarray(a), jnp.float64), p), x.astype(float), y.astype(float)
+        run = sbp.auto_parallel(compared, placement=TWO, config=sbp.AutoParallelConfig(pipeline=sbp.Pipeline(2)))
+        for a, b in zip(jax.tree.leaves(run(*wide)), jax.tree.leaves(compared(*wide)), strict=True):
+            assert a.dtype == np.float64
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+        run.close()
+
+
+def crossed(p: Any, source: Any, target: Any) -> Any:
+    """An encoder and a decoder that reads its result in every layer, and one embedding for both and the output."""
+
+    def attend(q: Any, kv: Any, w: Any) -> Any:
+        return jax.nn.softmax((q @ w[0]) @ jnp.swapaxes(kv @ w[1], -1, -2) / 4) @ (kv @ w[2])
+
+    def loss(p: Any) -> jax.Array:
+        e, d = p["embed"][source], p["embed"][target]
+        for w in p["encoder"]:
+            e = e + attend(e, e, w)
+        for w, c in zip(p["decoder"], p["cross"], strict=True):
+            d = d + attend(d, d, w)
+            d = d + attend(d, e, c)
+        scores = jax.nn.log_softmax(d @ p["embed"].T)
+        return -jnp.mean(jnp.take_along_axis(scores, target[..., None], -1))
+
+    value, g = jax.value_and_grad(loss)(p)
+    return jax.tree.map(lambda a, b: a - 0.1 * b, p, g), value
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "chunks"), [("1f1b", 4, None), ("interleaved_1f1b", 2, 2), ("zb_v", 2, None)]
+)
+def test_an_encoder_is_read_by_all_stages_of_a_decoder(name: str, stages: int, chunks: int | None) -> None:
+    def state() -> Any:
+        rng = np.random.default_rng(0)
+        layers = {k: [[jnp.asarray(rng.normal(size=(16, 16)) / 8, jnp.float32) for _ in range(3)] for _ in range(3)]
+                  for k in ("encoder", "decoder", "cross")}  # fmt: skip
+        return {"embed": jnp.asarray(rng.normal(size=(32, 16)), jnp.float32), **layers}
+
+    rng = np.random.default_rng(1)
+    source, target = rng.integers(0, 32, (8, 12)), rng.integers(0, 32, (8, 10))
+    config = sbp.AutoParallelConfig(pipeline=sbp.Pipeline(stages, 4, name, chunks))
+    run = sbp.auto_parallel(crossed, placement=sbp.placement("cpu", ranks=range(4)), donate_argnums=0, config=config)
+    found, expected = run(state(), source, target), jax.jit(crossed)(state(), source, target)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     run.close()
 

@@ -13,6 +13,7 @@ from ..pipeline import PipelinePlan, PipelineStep, make_pipeline, make_step
 from ..pipeline.make import Made
 from ..placement import Placement
 from ..planner import Request
+from ..step.jitted import weakened
 from ..trace import Program
 from .function import ParallelFunction
 from .progress import Progress
@@ -47,7 +48,7 @@ class PipelinedFunction(ParallelFunction):
         step = self._step(entry)
         leaves = jax.tree.leaves((call.dynamic, call.kwargs))
         results = step([*leaves, *entry.program.constants])
-        return jax.tree.unflatten(entry.out_tree, results)
+        return jax.tree.unflatten(entry.out_tree, map(weakened, results, entry.program.weak_results))
 
     def plan(self, *args: Any, **kwargs: Any) -> Any:
         """The pipeline's plan for these arguments (arrays or ``jax.ShapeDtypeStruct``), a ``sbp.PipelinePlan``."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+
 from ..actors import Actor, ActorGraph
 from ..schedules import Kind, Schedule, Task
 from .stage_parts import StagePart, StageParts
@@ -65,6 +67,8 @@ class _Wiring:
     ) -> None:  # fmt: skip
         self.schedule, self.parts, self.stages = schedule, parts, stages
         self.batch, self.batch_dims, self.count = batch, batch_dims, schedule.microbatches
+        # A setting of the thread that calls the step, which the threads of the lanes do not have by themselves.
+        self.is_wide = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
         self.tasks = tasks_run(schedule)
         self.kinds = sorted({t.kind for tasks in self.tasks for t in tasks}, key=list(Kind).index)
         self.indices = {
@@ -150,13 +154,15 @@ class _Wiring:
         p, found = self.parts[i], {}
         for port in ports:
             argument, dim = self.batch_dims[p.source.takes[port].key]
-            x = part_of(self.batch[argument], dim, self.count, number)
-            found[port] = moved(x, p.shardings[port])
+            with jax.enable_x64(self.is_wide):
+                x = part_of(self.batch[argument], dim, self.count, number)
+                found[port] = moved(x, p.shardings[port])
         return Made(found, pending=list(found.values()))
 
     def receive(self, i: Instance, ports: Sequence[tuple[int, int]], number: int, made: Made) -> Made:
         """What another stage made, on this one's devices."""
-        found = {port: moved(made.leaves[o], self.parts[i].shardings[port]) for o, port in ports}
+        with jax.enable_x64(self.is_wide):
+            found = {port: moved(made.leaves[o], self.parts[i].shardings[port]) for o, port in ports}
         return Made(found, pending=list(found.values()))
 
     def compute(self, i: Instance, part: StagePart, number: int, *given: Made) -> Made:
@@ -167,7 +173,8 @@ class _Wiring:
             residuals.update(made.residuals)
             if not made.is_own:
                 arrived.update(made.leaves)
-        return self.stages[i].micro_batch(part, number, arrived, residuals)
+        with jax.enable_x64(self.is_wide):
+            return self.stages[i].micro_batch(part, number, arrived, residuals)
 
 
 def _name(i: Instance) -> str:

@@ -1,6 +1,8 @@
 """Program + options + devices -> a pipeline's plan, and the step that runs it."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +24,7 @@ from .microbatches import Microbatches, cut
 from .options import Pipeline
 from .phases import Phases, assign, backward_units, forward_units
 from .plan import PipelinePlan
-from .stage_parts import StageParts, stage_parts
+from .stage_parts import StagePart, StageParts, stage_parts
 from .stage_plan import plan_stage
 from .stage_program import StageProgram, flows, stage_program
 from .step import PipelineStep
@@ -195,10 +197,23 @@ def make_step(made: Made, program: Program, compiler_options: Mapping[str, Any] 
         for s, (source, plan) in enumerate(zip(made.sources, made.plan.stages, strict=True)):
             there = replace(plan, placement=made.places[schedule.rank_of(s, d)])
             parts[d, s] = stage_parts(phases, source, there, splits_backward(schedule), shared, compiler_options)
+    compile_parts([part for p in parts.values() for part in p.all])
     dims = {program.input_ops[i].outs[0].id: (i, d) for i, d in phases.cut.batch.items()}
     dims |= {v: (i, -1) for i, op in enumerate(program.input_ops)
              if (v := op.outs[0].id) not in dims and phases.cut.home[v].value == "loop"}  # fmt: skip
     return PipelineStep(schedule, parts, dims, len(program.output_ops))
+
+
+def compile_parts(parts: Sequence[StagePart]) -> None:
+    """Compile parts, several at a time.
+
+    They are traced here, under the settings of the thread that calls the step: those of the threads that run it may be
+    others.
+    """
+    lowered = [part.lowered() for part in parts]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for part, compiled in zip(parts, pool.map(lambda x: x.compile(), lowered), strict=True):
+            part.function = compiled
 
 
 __all__ = ["Made", "Pipeline", "make_pipeline", "make_step", "split_placement"]

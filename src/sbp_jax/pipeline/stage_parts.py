@@ -6,7 +6,7 @@ with a leading dim that counts the devices. What stages give each other has the 
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from .phases import Phases
 from .stage_local import behind, live, local_stage, loop_of
 from .stage_program import LOOP, StageProgram
 
+_WITH_EVERY_PART = {"part", "number"}
 _IN_LOOP = {"forward", "backward", "input_gradient", "weight_gradient"}
 
 
@@ -56,12 +57,17 @@ class _Result:
 
 @dataclass(slots=True)
 class StagePart:
-    """One jitted part: its operands and results by slot, in order."""
+    """One jitted part: its operands and results by slot, in order. ``shapes`` are those of its operands."""
 
     name: str
     takes: list[Slot]
     gives: list[Slot]
-    function: Callable[..., list[Any]]
+    function: Any
+    shapes: list[Any] = field(default_factory=list)
+
+    def lowered(self) -> Any:
+        """As ``jax.jit(...).lower``, under the settings of the caller's thread."""
+        return self.function.lower(*self.shapes)
 
 
 @dataclass(slots=True)
@@ -83,6 +89,11 @@ class StageParts:
     shardings: dict[int, NamedSharding]
     own: NamedSharding
     join: Callable[[int, Any, Any], Any]
+
+    @property
+    def all(self) -> list[StagePart]:
+        """Its parts, in the order that they run in."""
+        return [self.before, self.forward, *self.backward, *self.after]
 
 
 def stage_parts(
@@ -118,7 +129,7 @@ class _Maker:
         n = len(self.source.takes)
         shardings = {i: NamedSharding(self.mesh, self.port_spec(i)) for i in range(n)}
         if self.loop is None:
-            nothing = StagePart("forward", [], [], lambda *_: [])
+            nothing = StagePart("forward", [], [], jax.jit(lambda: []))
             forward, backward = nothing, [nothing] * (2 if self.splits else 1)
             before = self.part("before", self.top[0], {})
         else:
@@ -258,7 +269,7 @@ class _Maker:
 
     def port_spec(self, port: int) -> PartitionSpec:
         leaf, kind = self.plan.inputs[port], self.source.takes[port].kind
-        if kind in ("part", "number"):
+        if kind in _WITH_EVERY_PART:
             return to_partition_spec(_part_of(leaf.signature), self.where, len(leaf.shape) - 1)
         return to_partition_spec(leaf.signature, self.where, len(leaf.shape))
 
@@ -292,20 +303,34 @@ class _Maker:
             return mapped(*arguments)
 
         function.__name__ = f"stage{self.source.stage}_{name}"
+        gives = [r.slot for r in results]
         donated = tuple(
-            k for k, (t, v) in enumerate(zip(takes, wanted, strict=True)) if self.is_spent(t, v, name, level)
+            k for k, (t, v) in enumerate(zip(takes, wanted, strict=True)) if self.is_spent(t, v, gives, level)
         )
         jitted = jax.jit(function, donate_argnums=donated, compiler_options=self.options)
-        return StagePart(name, takes, [r.slot for r in results], jitted)
+        shapes = [self.shape(t, v, spec) for t, v, spec in zip(takes, wanted, in_specs, strict=True)]
+        return StagePart(name, takes, gives, jitted, shapes)
+
+    def shape(self, slot: Slot, v: Any, spec: PartitionSpec) -> Any:
+        """What a part is handed for an operand."""
+        there = NamedSharding(self.mesh, spec)
+        if slot.kind == "port":
+            x, kind = self.source.program.input_ops[slot.key].outs[0], self.source.takes[slot.key].kind
+            shape = x.shape[1:] if kind in _WITH_EVERY_PART else x.shape
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=there, weak_type=x.weak)
+        n = self.where.size
+        if slot.kind == "stack":
+            return [jax.ShapeDtypeStruct((n, *v.aval.shape[1:]), v.aval.dtype, sharding=there)] * self.cut.count
+        return jax.ShapeDtypeStruct((n, *v.aval.shape), v.aval.dtype, sharding=there)
 
     def source_of(self, v: Any, in_loop: bool) -> Slot:
         if v in self.port_of:
             return Slot("port", self.port_of[v])
         return Slot("residual" if in_loop else "held", v)
 
-    def is_spent(self, slot: Slot, v: Any, name: str, level: int) -> bool:
+    def is_spent(self, slot: Slot, v: Any, gives: Sequence[Slot], level: int) -> bool:
         """Whether nothing needs an operand after a part: its memory may be used again."""
-        if slot.kind == "sum" and name in _IN_LOOP:
+        if slot.kind == "sum" and slot in gives:
             return True
         later = any(v in p.takes for p in self.top[3 + level :]) or v in self.passed_later(level)
         if level < 0 or later:

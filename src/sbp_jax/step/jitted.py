@@ -139,7 +139,7 @@ def lowered_step(
             raise OtherCall
         with on_mesh(where, plan.function):
             results = body(*leaves)
-        return jax.tree.unflatten(out_tree, map(_weakened, results, program.weak_results))
+        return jax.tree.unflatten(out_tree, map(weakened, results, program.weak_results))
 
     def step_here(*arguments: Any) -> Any:
         if trace_context() != context:
@@ -169,7 +169,7 @@ def lowered_step(
     )  # fmt: skip
 
 
-def _weakened(x: Any, weak: bool) -> Any:
+def weakened(x: Any, weak: bool) -> Any:
     """A result as weakly typed as the function's own: ops on pieces, and constants, may have lost that."""
     if jax.typeof(x).weak_type == weak:
         return x
