@@ -295,3 +295,41 @@ def test_options_are_checked(options: dict[str, Any]) -> None:
 def test_config_takes_a_pipeline_only() -> None:
     with pytest.raises(sbp.PlanError, match=r"pipeline is a sbp\.Pipeline"):
         sbp.AutoParallelConfig(pipeline=3)  # pyright: ignore
+
+
+def test_stages_are_found_and_run() -> None:
+    where = sbp.placement("cpu", ranks=range(8))
+    run = check(mlp_step, mlp_state, batch(), sbp.Pipeline(microbatches=4), where)
+    plan = run.plan(mlp_state(), batch())
+    ranks = sorted(r for p in plan.stages for r in p.placement.flat_ranks)
+    assert ranks == list(range(8))
+    assert "stages chosen among ranges of" in plan.notes[0]
+    run.close()
+
+
+def deep(layers: int, width: int, size: int, microbatches: int, **options: Any) -> Any:
+    """The plan of a stack of layers on two nodes of 8 GPUs whose links are slow between nodes."""
+    state = jax.eval_shape(lambda: mlp_state(layers, width))
+    data = {k: jax.ShapeDtypeStruct((size, *v.shape[1:-1], *([width] if v.ndim > 1 else [])), v.dtype)
+            for k, v in batch().items()}  # fmt: skip
+    config = sbp.AutoParallelConfig(pipeline=sbp.Pipeline(microbatches=microbatches), **options)
+    return sbp.plan(
+        mlp_step, state, data, placement=sbp.placement.abstract((2, 8), ("node", "gpu"), "v100"), donate_argnums=0,
+        config=config,
+    )  # fmt: skip
+
+
+def test_wide_layers_are_cut_between_nodes() -> None:
+    # Gradients of 8 layers of 8192 x 8192 would cross the slow links; activations of 64 examples hardly do.
+    plan = deep(8, 8192, 512, 8)
+    assert len(plan.stages) > 1
+    assert all(p.placement.size <= 8 for p in plan.stages)
+
+
+def test_many_examples_of_a_small_model_are_not() -> None:
+    assert len(deep(2, 64, 65536, 2).stages) == 1
+
+
+def test_stages_that_do_not_fit_are_refused_with_what_they_hold() -> None:
+    with pytest.raises(sbp.PlanError, match=r"MiB|GiB|bytes"):
+        deep(8, 8192, 512, 8, memory_limit="64MiB")

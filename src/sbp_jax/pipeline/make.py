@@ -24,6 +24,7 @@ from .microbatches import Microbatches, cut
 from .options import Pipeline
 from .phases import Phases, assign, backward_units, forward_units
 from .plan import PipelinePlan
+from .search import search_stages
 from .stage_parts import StagePart, StageParts, stage_parts
 from .stage_plan import plan_stage
 from .stage_program import StageProgram, flows, stage_program
@@ -59,6 +60,7 @@ def make_pipeline(
     backward = backward_units(parts)
     forward = forward_units(parts, backward)
     marked = cuts.at_marks(parts, forward)
+    notes: list[str] = []
     if marked is not None:
         stage_of, marks = marked
         places = [marked_placement(m, where) for m in marks]
@@ -72,6 +74,10 @@ def make_pipeline(
         places = split_placement(where, ranks)
         schedule = by_name(options.schedule, ranks, options.microbatches, **_chunks(options))
         _check_stages(schedule, n, "given by paths")
+    elif options.stages == "auto" and (chosen := search_stages(
+        parts, factors, forward, backward, options, where, request_on)) is not None:  # fmt: skip
+        stage_of, places, schedule = chosen.stage_of, chosen.places, chosen.schedule
+        notes.append(chosen.note)
     else:
         ranks = options.stages if isinstance(options.stages, int) else where.shape[0]
         places = split_placement(where, ranks)
@@ -91,6 +97,7 @@ def make_pipeline(
     plan = PipelinePlan(
         name, schedule, plans, [t.seconds for t in times], [t.once_seconds for t in times],
         transfer_seconds(sources, plans, phases, cluster, schedule.ranks), [t.activation_bytes for t in times],
+        [t.kept_bytes for t in times], notes,
     )  # fmt: skip
     return Made(plan, phases, sources, places)
 

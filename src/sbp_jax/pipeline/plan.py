@@ -26,6 +26,7 @@ class PipelinePlan:
         once_seconds: of each stage, what happens once a step: gathering weights, summing gradients, the update.
         transfer_seconds: of one micro-batch between each stage and the next.
         activation_bytes: what one micro-batch holds on a device of each stage from its forward to its backward part.
+        kept_bytes: what a device of each stage holds besides, with one micro-batch.
         notes: what is to be known besides.
     """
 
@@ -36,6 +37,7 @@ class PipelinePlan:
     once_seconds: list[float]
     transfer_seconds: list[float]
     activation_bytes: list[float]
+    kept_bytes: list[float]
     notes: list[str] = field(default_factory=list)
 
     @functools.cached_property
@@ -69,7 +71,7 @@ class PipelinePlan:
         for rank in range(self.schedule.ranks):
             own = [s for _, s in self.schedule.stages_of(rank)]
             most = max(self.activation_bytes[s] for s in own)
-            found.append(sum(self.stages[s].memory_per_device for s in own) + max(0, held[rank] - 1) * most)
+            found.append(sum(self.kept_bytes[s] for s in own) + max(0, held[rank] - 1) * most)
         return found
 
     @property

@@ -1,88 +1,106 @@
 """What a stage's plan says of its parts: seconds of a micro-batch forward and backward, of what happens once; bytes."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
+import jax.numpy as jnp
 
 from ..cluster import Cluster
 from ..pieces import stored_shape
-from ..plan import PlanData
+from ..plan import Leaf, PlanData
 from ..schedules import StageSeconds
-from ..trace import Structured, Value
 from .microbatches import Region, nodes_of
 from .phases import Phases
+from .stage_local import loop_of
 from .stage_program import StageProgram
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds of a micro-batch, seconds once a step, and bytes that a micro-batch holds between its two parts."""
+    """Seconds of a micro-batch, seconds once a step, and bytes that a micro-batch holds between its two parts.
+
+    ``kept_bytes`` is what a device holds besides micro-batches in flight but one.
+    """
 
     seconds: StageSeconds
     once_seconds: float
     activation_bytes: float
+    kept_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one node of a stage's program takes in a step: in which ``part`` ("once", "forward", "input", "weight"), of
+    which ``stage`` of the step (-1: of none), and what a device holds of it until the backward part."""
+
+    part: str
+    stage: int
+    seconds: float
+    held_bytes: float = 0.0
+
+
+def spent(phases: Phases, source: StageProgram, plan: PlanData) -> Iterator[Spent]:
+    """A stage's predicted seconds and bytes, by node of the step that they are of."""
+    cut, line = phases.cut, plan.timeline
+    unit_of = {n.index: k for k, u in enumerate(cut.units) for n in nodes_of(u)}
+
+    def place(node: int) -> tuple[str, int]:
+        o = source.origin[node] if 0 <= node < len(source.origin) else -1
+        k = unit_of.get(o, -1)
+        stage = phases.stage[k] if k >= 0 else -1
+        if k < 0 or cut.regions[k] is not Region.LOOP:
+            return "once", stage
+        if not phases.backward[k]:
+            return "forward", stage
+        ways = cut.ways.get(o)
+        return ("weight" if ways is not None and any(c < -1 for c in ways[1]) else "input"), stage
+
+    for node, cost in line.runs:
+        trips = math.prod(loop.trips for loop in line.loops if loop.first <= node <= loop.last)
+        yield Spent(*place(node), line.costs[cost].seconds * trips)
+    for b in plan.boxing_list:
+        where = place(b.needed_at)
+        yield Spent(*(place(b.made_at) if where[0] == "once" and b.loop >= 0 else where), b.seconds * b.times)
+    yield from _held(phases, source, plan, unit_of)
+
+
+def _held(phases: Phases, source: StageProgram, plan: PlanData, unit_of: dict[int, int]) -> Iterator[Spent]:
+    """What the forward part makes, or is handed, that the backward part reads: bytes of a micro-batch on a device."""
+    loop = loop_of(source.program)
+    if loop is None:
+        return
+    read: dict[int, int] = {}
+    made = [(op, -1) for op in loop.roles["unstack"]]
+    for op in loop.bodies[0].nodes():
+        k = unit_of.get(source.origin[op.index], -1)
+        if k >= 0 and phases.backward[k]:
+            read.update((x.id, phases.stage[k]) for x in op.reads)
+        elif k >= 0:
+            made.append((op, phases.stage[k]))
+    for op, stage in made:
+        if plan.nodes[op.index] < 0:
+            continue
+        for v, signature in zip(op.outs, plan.strategies[plan.nodes[op.index]][1], strict=True):
+            if v.id in read:
+                held = v.itemsize * math.prod(stored_shape(v.shape, signature, plan.placement.shape))
+                yield Spent("forward", stage if stage >= 0 else read[v.id], 0.0, held)
 
 
 def stage_times(phases: Phases, source: StageProgram, plan: PlanData) -> StageTimes:
     """Split a stage's predicted seconds over its parts."""
-    cut = phases.cut
-    unit_of = {n.index: k for k, u in enumerate(cut.units) for n in nodes_of(u)}
-
-    def part(node: int) -> str:
-        o = source.origin[node] if 0 <= node < len(source.origin) else -1
-        k = unit_of.get(o, -1)
-        if k < 0 or cut.regions[k] is not Region.LOOP:
-            return "once"
-        if not phases.backward[k]:
-            return "forward"
-        ways = cut.ways.get(o)
-        return "weight" if ways is not None and any(c < -1 for c in ways[1]) else "input"
-
     total: dict[str, float] = dict.fromkeys(("once", "forward", "input", "weight"), 0.0)
-    line = plan.timeline
-    trips = {}
-    for node, cost in line.runs:
-        if node not in trips:
-            trips[node] = 1.0
-            for loop in line.loops:
-                if loop.first <= node <= loop.last:
-                    trips[node] *= loop.trips
-        total[part(node)] += line.costs[cost].seconds * trips[node]
-    for b in plan.boxing_list:
-        where = part(b.needed_at)
-        total[where if where != "once" or b.loop < 0 else part(b.made_at)] += b.seconds * b.times
-    m = cut.count
+    held = 0.0
+    for item in spent(phases, source, plan):
+        total[item.part] += item.seconds
+        held += item.held_bytes
+    m = phases.cut.count
+    # The plan counts what comes and goes with all micro-batches as if it were there at once.
+    stacks = [_bytes(leaf, plan) for port, leaf in (*zip(source.takes, plan.inputs, strict=True),
+              *zip(source.gives, plan.outputs, strict=True)) if port.kind == "part"]  # fmt: skip
+    kept = max(0.0, plan.memory_per_device - (m - 1) * sum(stacks))
     seconds = StageSeconds(total["forward"] / m, total["input"] / m, total["weight"] / m)
-    return StageTimes(seconds, total["once"], activation_bytes(phases, source, plan))
-
-
-def activation_bytes(phases: Phases, source: StageProgram, plan: PlanData) -> float:
-    """Bytes per device of what the forward part of a stage makes, or takes, that its backward part reads."""
-    cut = phases.cut
-    unit_of = {n.index: k for k, u in enumerate(cut.units) for n in nodes_of(u)}
-    loops = [u for u in source.program.graph.ops if isinstance(u, Structured)]
-    body = {n.index for u in loops for b in u.bodies for n in b.nodes()}
-    made: dict[int, Value] = {}
-    read: set[int] = set()
-    for op in source.program.nodes:
-        o = source.origin[op.index]
-        k = unit_of.get(o, -1)
-        if op.index not in body or k < 0 or cut.regions[k] is not Region.LOOP:
-            continue
-        if phases.backward[k]:
-            read.update(x.id for x in op.reads)
-        else:
-            made.update((v.id, v) for v in op.outs)
-    signatures = {v.id: s for op in source.program.nodes if plan.nodes[op.index] >= 0
-                  for v, s in zip(op.outs, plan.strategies[plan.nodes[op.index]][1], strict=False)}  # fmt: skip
-    total = 0.0
-    for i in read & made.keys():
-        if i in signatures:
-            n = made[i].itemsize
-            for d in stored_shape(made[i].shape, signatures[i], plan.placement.shape):
-                n *= d
-            total += n
-    return total
+    return StageTimes(seconds, total["once"], held, kept)
 
 
 def transfer_seconds(
@@ -95,18 +113,17 @@ def transfer_seconds(
         sent = {False: 0.0, True: 0.0}
         for o, port in enumerate(sources[s].gives):
             if port.kind == "part" and port.key not in backward:
-                sent[False] += _bytes(plans[s], o)
+                sent[False] += _bytes(plans[s].outputs[o], plans[s])
         for o, port in enumerate(sources[s + 1].gives):
             if port.kind == "part" and port.key in backward:
-                sent[True] += _bytes(plans[s + 1], o)
+                sent[True] += _bytes(plans[s + 1].outputs[o], plans[s + 1])
         size = plans[s].placement.size
         found.append(max(cluster.collective_seconds("permute", b, (ranks, size), (0,)) if b else 0.0
                          for b in sent.values()))  # fmt: skip
     return found
 
 
-def _bytes(plan: PlanData, result: int) -> float:
-    """Bytes per device of one micro-batch's part of a result."""
-    leaf = plan.outputs[result]
+def _bytes(leaf: Leaf, plan: PlanData) -> float:
+    """Bytes per device of one micro-batch's part of an argument or result."""
     shape = stored_shape(leaf.shape, leaf.signature, plan.placement.shape)
-    return float(np.prod(shape[1:])) * np.dtype(leaf.dtype).itemsize
+    return float(math.prod(shape[1:]) * jnp.dtype(leaf.dtype).itemsize)
