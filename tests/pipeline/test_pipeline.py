@@ -24,15 +24,9 @@ def test_every_schedule_gives_the_numbers_of_no_pipeline_and_holds_what_it_promi
     run = check(mlp_step, mlp_state, batch(), sbp.Pipeline(2, 4, name, chunks), TWO)
     schedule = run.plan(mlp_state(), batch()).schedule
     record = run.record()
-    in_use = record.registers_in_use()
     for rank, promised in enumerate(peak_held(schedule)):
         forward = [f"F{s}" + "'" * d for d, s in schedule.stages_of(rank)]
-        changes = sorted((at, k, n) for k, f in enumerate(forward) for at, n in in_use[f])
-        now, most = dict.fromkeys(range(len(forward)), 0), 0
-        for _, k, n in changes:
-            now[k] = n
-            most = max(most, sum(now.values()))
-        assert most == promised
+        assert record.peak_together(forward) == promised
     run.close()
 
 

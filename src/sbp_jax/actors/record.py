@@ -59,6 +59,15 @@ class Record:
             found[name] = counts
         return found
 
+    def peak_together(self, actors: Sequence[str]) -> int:
+        """The most registers of several actors in use at once: what a rank holds of all its stages."""
+        in_use = self.registers_in_use()
+        now, most = dict.fromkeys(actors, 0), 0
+        for _, name, n in sorted((at, actor, n) for actor in actors for at, n in in_use[actor]):
+            now[name] = n
+            most = max(most, sum(now.values()))
+        return most
+
     def lane_spans(self, lane: str) -> tuple[Span, ...]:
         """The firings of a lane, in order."""
         self._known(lane)
