@@ -221,6 +221,3 @@ def compile_parts(parts: Sequence[StagePart]) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for part, compiled in zip(parts, pool.map(lambda x: x.compile(), lowered), strict=True):
             part.function = compiled
-
-
-__all__ = ["Made", "Pipeline", "make_pipeline", "make_step", "split_placement"]

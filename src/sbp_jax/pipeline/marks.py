@@ -10,7 +10,7 @@ import jax
 from ..errors import PlanError
 from ..placement import Placement
 from ..shardings import as_placement
-from ..trace import Op, Structured
+from ..trace import Structured
 from .microbatches import Unit, nodes_of
 
 _MARK = re.compile(r"sbp_scope_(\w+)_at_([\dx]+)_of_([\d_]+)_end")
@@ -63,6 +63,3 @@ def marked_placement(mark: str, like: Placement) -> Placement:
     n = len(sizes)
     names = like.axis_names[-n:] if n <= like.ndim else tuple(f"axis{k}" for k in range(n))
     return Placement(kind, sizes, tuple(map(int, ranks.split("_"))), names, like.is_abstract, like.cluster)
-
-
-__all__ = ["Op", "mark_of", "marked_placement", "scope"]

@@ -37,11 +37,6 @@ class Phases:
     home: dict[int, int] = field(default_factory=dict)
     made: dict[int, int] = field(default_factory=dict)
 
-    def key(self, unit: int) -> int:
-        """The place of an op of the loop in the order F0, F1, ..., B1, B0."""
-        s = self.stage[unit]
-        return 2 * self.count - 1 - s if self.backward[unit] else s
-
 
 def backward_units(cut: Microbatches) -> list[bool]:
     """Whether an op of the loop belongs to the backward pass: JAX transposed it, or it reads what is of that pass."""

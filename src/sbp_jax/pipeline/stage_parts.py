@@ -74,7 +74,7 @@ class StagePart:
 class StageParts:
     """All parts of a stage. ``backward`` is one part, or two: activations' gradients, weights' gradients.
 
-    ``after`` is by level. ``sums`` are how many sums the loop carries; ``shardings`` say how each of the stage's
+    ``after`` is by level. ``shardings`` say how each of the stage's
     arguments arrives (of a part of every micro-batch: that of one part), ``own`` how what devices keep for themselves
     lies. ``join`` adds two of the loop's sums, given its number.
     """
@@ -85,7 +85,6 @@ class StageParts:
     forward: StagePart
     backward: list[StagePart]
     after: list[StagePart]
-    sums: int
     shardings: dict[int, NamedSharding]
     own: NamedSharding
     join: Callable[[int, Any, Any], Any]
@@ -141,7 +140,7 @@ class _Maker:
             )
         after = [self.part("after", p, self.after_sources, i) for i, p in enumerate(self.top[2:])]
         return StageParts(
-            self.source, self.plan, before, forward, backward, after, self.n_carry if self.loop else 0, shardings,
+            self.source, self.plan, before, forward, backward, after, shardings,
             NamedSharding(self.mesh, PartitionSpec(self.where.axis_names)), self.joined,
         )  # fmt: skip
 
@@ -395,6 +394,3 @@ class _Maker:
 def _part_of(stack: Signature) -> Signature:
     """The signature of one slice of a stack."""
     return Signature(tuple(Split(c.dim - 1) if isinstance(c, Split) else c for c in stack))
-
-
-__all__ = ["Slot", "StagePart", "StageParts", "stage_parts"]

@@ -304,6 +304,3 @@ class _Builder:
         if d == B:
             return stack[-1]
         return jnp.moveaxis(stack, 0, d).reshape(x.shape)
-
-
-__all__ = ["Flows", "Port", "StageProgram", "flows", "owner", "stage_program"]

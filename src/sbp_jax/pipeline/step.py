@@ -40,17 +40,6 @@ class PipelineStep:
         self.record: Record | None = None
         """What the last run's actors did when."""
 
-    @property
-    def homes(self) -> dict[int, Any]:
-        """By number of an argument the sharding that it has where it is kept."""
-        found: dict[int, Any] = {}
-        for (_, _), p in self.parts.items():
-            kept = {p.source.takes[i].key for i, _ in p.source.program.donated}
-            for port, wanted in enumerate(p.source.takes):
-                if wanted.kind == "argument" and (wanted.key in kept or wanted.key not in found):
-                    found[wanted.key] = p.shardings[port]
-        return found
-
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         """Run one step on the arguments, in order; the results in order."""
         with self._lock:
