@@ -6,11 +6,13 @@ from types import ModuleType
 from typing import Any
 
 import sbp_jax
+import sbp_jax.actors
 import sbp_jax.checkpoint
 import sbp_jax.data
 import sbp_jax.distributed
 import sbp_jax.env
 import sbp_jax.flax
+import sbp_jax.schedules
 
 # The modules of which every name is public, by the name that users type.
 NAMESPACES: dict[str, ModuleType] = {
@@ -20,6 +22,8 @@ NAMESPACES: dict[str, ModuleType] = {
     "sbp_jax.env": sbp_jax.env,
     "sbp_jax.distributed": sbp_jax.distributed,
     "sbp_jax.checkpoint": sbp_jax.checkpoint,
+    "sbp_jax.schedules": sbp_jax.schedules,
+    "sbp_jax.actors": sbp_jax.actors,
 }
 # What users call of rooms that are otherwise the library's own.
 SINGLE = (
@@ -91,7 +95,10 @@ def resolve(app: Any, env: Any, node: Any, target: Any) -> Any:
     domain = env.get_domain("py")
     last = text.rsplit(".", 1)[-1]
     last = _ALSO.get(last, last)
-    for space in (*NAMESPACES, "sbp_jax.boxing", "sbp_jax.cluster"):
+    # Of a name that several have (``Pipeline``), that of the module which the hint names, or else the page is about.
+    about = (text if text != last else node.get("py:module") or "") + "."
+    spaces = (*NAMESPACES, "sbp_jax.boxing", "sbp_jax.cluster")
+    for space in sorted(spaces, key=lambda space: -len(space) if about.startswith(f"{space}.") else 0):
         if f"{space}.{last}" in domain.objects and (text == last or text.startswith("sbp_jax.")):
             return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", f"{space}.{last}", node, target)
     return None

@@ -20,15 +20,18 @@ if "_is_bare" not in globals():
     _is_bare = _is_the_command_line()
 
 if _TYPE_CHECKING or not _is_bare:
+    from . import actors as actors
     from . import boxing as boxing
     from . import cluster as cluster
     from . import data as data
     from . import planner as planner
+    from . import schedules as schedules
     from . import signature as sbp
     from .api import AutoParallelConfig as AutoParallelConfig
     from .api import auto_parallel as auto_parallel
     from .api import plan as plan
     from .cluster import Cluster as Cluster
+    from .errors import ActorError as ActorError
     from .errors import CheckpointDamaged as CheckpointDamaged
     from .errors import CheckpointError as CheckpointError
     from .errors import DataError as DataError
@@ -37,6 +40,7 @@ if _TYPE_CHECKING or not _is_bare:
     from .errors import PlanMismatch as PlanMismatch
     from .errors import ProcessError as ProcessError
     from .errors import SbpError as SbpError
+    from .errors import ScheduleError as ScheduleError
     from .errors import SignatureError as SignatureError
     from .lower.count import count_collectives as count_collectives
     from .pipeline import Pipeline as Pipeline

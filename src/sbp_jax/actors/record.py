@@ -78,12 +78,15 @@ class Record:
         return sum(span.seconds for span in self.lane_spans(lane))
 
     def bubble_fraction(self, lane: str | None = None) -> float:
-        """The part of the makespan in which a lane (without one: the mean of all lanes) does not compute."""
+        """The part of the makespan in which a lane is not busy.
+
+        Without one, the mean of the lanes that compute: not of those that load, send and receive, where others do.
+        """
         if self.makespan_seconds <= 0:
             return 0.0
-        if lane is not None:
-            return 1.0 - self.busy_seconds(lane) / self.makespan_seconds
-        return 1.0 - sum(span.seconds for span in self.spans) / (self.makespan_seconds * len(self.lanes))
+        computing = list(dict.fromkeys(span.lane for span in self.spans if span.kind == "compute"))
+        lanes = [lane] if lane is not None else computing or list(self.lanes)
+        return 1.0 - sum(map(self.busy_seconds, lanes)) / (self.makespan_seconds * len(lanes))
 
     def slices(self, lane: str) -> tuple[Slice, ...]:
         """The whole makespan of a lane in pieces: firings, waits, the runtime's own time, the rest after its end."""

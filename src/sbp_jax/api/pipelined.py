@@ -37,6 +37,9 @@ class PipelinedFunction(ParallelFunction):
     every stage is a program of its own.
     """
 
+    _kept: Any = None
+    """What the last run before ``close`` did."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_tracing():
             raise PlanError(
@@ -63,7 +66,7 @@ class PipelinedFunction(ParallelFunction):
     def record(self) -> Any:
         """What the stages did in the last run, a ``sbp_jax.actors.Record``: spans, bubbles, a trace for Perfetto."""
         runs = [e.step.record for e in self._entries.values() if isinstance(e, _Entry) and e.step is not None]
-        found = [r for r in runs if r is not None]
+        found = [r for r in (self._kept, *runs) if r is not None]
         if not found:
             raise PlanError(f"{self._name} has not run yet: call it once")
         return found[-1]
@@ -72,6 +75,7 @@ class PipelinedFunction(ParallelFunction):
         """End the threads of its actors. It starts them again when it is called."""
         for entry in self._entries.values():
             if isinstance(entry, _Entry) and entry.step is not None:
+                self._kept = entry.step.record or self._kept
                 entry.step.close()
                 entry.step = None
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import PlanError
+from ..paths import named
 from ..rules import Factors
 from ..trace import Op, Value
 from .marks import mark_of
@@ -71,8 +72,9 @@ def at_paths(cut: Microbatches, forward: Sequence[int], paths: Sequence[str]) ->
     Raises ``PlanError`` for a path that no argument has, or that is used before the one named before it.
     """
     behind: dict[int, frozenset[str]] = {}
+    names = cut.program.argument_names
     for op in cut.program.input_ops:
-        behind[op.outs[0].id] = frozenset([op.label])
+        behind[op.outs[0].id] = frozenset([op.label, named(op.label, names)])
     for unit, region in zip(cut.units, cut.regions, strict=True):
         if region is Region.ONCE:
             of = frozenset().union(*(behind.get(x.id, frozenset()) for x in unit.reads))
@@ -83,7 +85,7 @@ def at_paths(cut: Microbatches, forward: Sequence[int], paths: Sequence[str]) ->
         at = next((k for k, number in enumerate(forward) for x in cut.units[number].reads
                    if any(wanted in f"/{label}/" for label in behind.get(x.id, ()))), None)  # fmt: skip
         if at is None:
-            labels = sorted({op.label for op in cut.program.input_ops})
+            labels = sorted({named(op.label, names) for op in cut.program.input_ops})
             raise PlanError(
                 f"stages: no op of the forward pass reads an argument below {path!r}; arguments are "
                 f"{', '.join(labels[:6])}{', ...' if len(labels) > 6 else ''}"

@@ -1,5 +1,6 @@
 """Program + options + devices -> a pipeline's plan, and the step that runs it."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,9 @@ from .stage_program import StageProgram, flows, stage_program
 from .step import PipelineStep
 from .times import stage_times, transfer_seconds
 
+# Numbers of groups of devices alike that ``stages="auto"`` compares with what the search finds.
+_ALIKE = (1, 2, 4, 8)
+
 
 @dataclass(slots=True)
 class Made:
@@ -59,36 +63,61 @@ def make_pipeline(
     parts, factors = _cut(program, options, name, returned)
     backward = backward_units(parts)
     forward = forward_units(parts, backward)
+
+    def planned(stage_of: dict[int, int], places: list[Placement], schedule: Schedule, notes: list[str]) -> Made:
+        return _planned(assign(parts, stage_of, schedule.stages, backward), places, schedule, request_on, name, notes)
+
+    def evenly(ranks: int) -> Made:
+        places = split_placement(where, ranks)
+        schedule = _schedule(options, ranks)
+        return planned(cuts.even(parts, factors, forward, schedule.stages), places, schedule, [])
+
     marked = cuts.at_marks(parts, forward)
-    notes: list[str] = []
     if marked is not None:
         stage_of, marks = marked
         places = [marked_placement(m, where) for m in marks]
         _check_places(places, where)
-        schedule = by_name(options.schedule, len(places), options.microbatches, **_chunks(options))
+        schedule = _schedule(options, len(places))
         _check_stages(schedule, len(places), "marked by sbp.scope")
-    elif isinstance(options.stages, tuple):
+        return planned(stage_of, places, schedule, [])
+    if isinstance(options.stages, tuple):
         n = len(options.stages) + 1
-        stage_of = cuts.at_paths(parts, forward, options.stages)
         ranks = _ranks_for(options, n)
-        places = split_placement(where, ranks)
-        schedule = by_name(options.schedule, ranks, options.microbatches, **_chunks(options))
+        schedule = _schedule(options, ranks)
         _check_stages(schedule, n, "given by paths")
-    elif options.stages == "auto" and (chosen := search_stages(
-        parts, factors, forward, backward, options, where, request_on)) is not None:  # fmt: skip
-        stage_of, places, schedule = chosen.stage_of, chosen.places, chosen.schedule
-        notes.append(chosen.note)
-    else:
-        ranks = options.stages if isinstance(options.stages, int) else where.shape[0]
-        places = split_placement(where, ranks)
-        schedule = by_name(options.schedule, ranks, options.microbatches, **_chunks(options))
-        stage_of = cuts.even(parts, factors, forward, schedule.stages)
+        return planned(cuts.at_paths(parts, forward, options.stages), split_placement(where, ranks), schedule, [])
+    if isinstance(options.stages, int):
+        return evenly(options.stages)
+    found = search_stages(parts, factors, forward, backward, options, where, request_on)
+    if found is None:
+        return evenly(where.shape[0])
+    chosen = planned(found.stage_of, found.places, found.schedule, [found.note])
+    # Layers' seconds do not add up to just those of a stage: groups of devices alike may be better after all.
+    limit = request_on(where).memory_limit_bytes or math.inf
+    for ranks in _ALIKE:
+        if where.size % ranks == 0 and ranks <= len(forward):
+            other = evenly(ranks)
+            if other.plan.memory_per_device <= limit and other.plan.step_seconds < chosen.plan.step_seconds:
+                other.plan.notes = [f"{ranks} groups of devices alike, better than what was chosen first: {found.note}"]
+                chosen = other
+    return chosen
+
+
+def _schedule(options: Pipeline, ranks: int) -> Schedule:
+    schedule = by_name(options.schedule, ranks, options.microbatches, **_chunks(options))
     if not schedule.is_synchronous:
         raise PlanError(
             f"schedule {options.schedule!r} updates weights between micro-batches, which changes the mathematics: it "
             "can be drawn and timed (sbp.schedules), not run"
         )
-    phases = assign(parts, stage_of, schedule.stages, backward)
+    return schedule
+
+
+def _planned(
+    phases: Phases, places: list[Placement], schedule: Schedule, request_on: Callable[[Placement], Request], name: str,
+    notes: list[str],
+) -> Made:  # fmt: skip
+    """The plan of every stage, and of the whole."""
     flow = flows(phases)
     sources = [stage_program(phases, s, flow) for s in range(schedule.stages)]
     plans = _plans(sources, schedule, places, request_on, name)
@@ -185,8 +214,16 @@ def _plans(
         key = fingerprint(source.program), where.shape, where.axis_names, pins and s
         if key not in known:
             known[key] = plan_stage(source, where, request, request.pins, f"stage {s} of {name}")
-        plans.append(replace(known[key], placement=where))
+        plans.append(_named_as(known[key], source, where))
     return plans
+
+
+def _named_as(plan: PlanData, source: StageProgram, where: Placement) -> PlanData:
+    """A plan with the paths and the devices of a stage, which may be another one with the same program."""
+    program = source.program
+    inputs = [replace(leaf, path=op.label) for leaf, op in zip(plan.inputs, program.input_ops, strict=True)]
+    outputs = [replace(leaf, path=op.label) for leaf, op in zip(plan.outputs, program.output_ops, strict=True)]
+    return replace(plan, placement=where, inputs=inputs, outputs=outputs, function=f"stage {source.stage}")
 
 
 def make_step(made: Made, program: Program, compiler_options: Mapping[str, Any] | None = None) -> PipelineStep:

@@ -13,6 +13,9 @@ from ..plan import PlanData
 from ..schedules import Schedule, StageSeconds, Timing, simulate, to_svg, to_text
 from ..schedules.schedule import peak_held
 
+# A printed schedule has at most so many columns, whatever the shortest task takes.
+_MOST_SLOTS = 50
+
 
 @dataclass
 class PipelinePlan:
@@ -79,9 +82,9 @@ class PipelinePlan:
         """Bytes of the device that holds the most."""
         return max(self.memory_by_rank)
 
-    def to_svg(self) -> str:
-        """A picture of the schedule, by the predicted seconds."""
-        return to_svg(self.timing)
+    def to_svg(self, width: float = 960.0) -> str:
+        """A picture of the schedule, by the predicted seconds; ``width`` in pixels."""
+        return to_svg(self.timing, width)
 
     def __str__(self) -> str:
         table = Table(title=f"{self.function}: {len(self.stages)} stages, {self.microbatches} micro-batches, "
@@ -94,10 +97,12 @@ class PipelinePlan:
             amounts = map(_ms, (seconds.forward, seconds.whole_backward, self.once_seconds[s]))
             held = f"{memory[rank] / 2**20:,.1f} MiB"
             table.add_row(str(s), str(rank), escape(str(plan.placement)), *amounts, held)
+        shortest = min(r.end_seconds - r.start_seconds for runs in self.timing.runs for r in runs)
+        slot = max(shortest, self.timing.makespan_seconds / _MOST_SLOTS)
         buffer = io.StringIO()
         Console(file=buffer, width=120, no_color=True, force_jupyter=False, force_terminal=False).print(table)
         lines = [*(line.rstrip() for line in buffer.getvalue().rstrip().splitlines()), "",
-                 to_text(self.timing).rstrip(), "",
+                 to_text(self.timing, slot).rstrip(), "",
                  f"step {_ms(self.step_seconds)} predicted, bubble {self.bubble_fraction:.1%}"]  # fmt: skip
         return "\n".join([*lines, *self.notes])
 
