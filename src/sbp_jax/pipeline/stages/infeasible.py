@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...errors import PlanError
+from ...planner.amounts import bytes_text
 from .costs import Array, Problem, StageCosts, stage_bytes
 from .in_flight import InFlight
 from .table import Adds, Rows, fill
@@ -73,7 +74,7 @@ def _memory(problem: Problem, costs: StageCosts, in_flight: InFlight, limit_byte
     finite = np.isfinite(problem.pace)
     fits = finite & (problem.most_after >= 0)
     alone = [k for k, found in enumerate(_covering(fits)) if not found]
-    said = f"no stages fit in limit_bytes={limit_bytes:.0f} ({_amount(limit_bytes)}) on {problem.devices} devices: "
+    said = f"no stages fit in limit_bytes={limit_bytes:.0f} ({bytes_text(limit_bytes)}) on {problem.devices} devices: "
     if alone:
         said += f"{_layers(alone)} in no stage at all ({_excess(problem, costs, in_flight, limit_bytes, alone)}). "
     else:
@@ -82,7 +83,7 @@ def _memory(problem: Problem, costs: StageCosts, in_flight: InFlight, limit_byte
     if smallest is None:
         return "" if not alone else said + _HELP
     more = smallest - limit_bytes
-    return said + f"The smallest limit that does is {smallest:.0f} bytes, {_amount(more)} more. {_HELP}"
+    return said + f"The smallest limit that does is {smallest:.0f} bytes, {bytes_text(more)} more. {_HELP}"
 
 
 def _excess(problem: Problem, costs: StageCosts, in_flight: InFlight, limit_bytes: float, layers: Sequence[int]) -> str:
@@ -97,7 +98,7 @@ def _excess(problem: Problem, costs: StageCosts, in_flight: InFlight, limit_byte
             continue
         largest = max(usable.tolist(), key=lambda o: (problem.sizes[o], -needed[o]))
         found.append(
-            f"layer {k}: {_amount(needed[largest] - limit_bytes)} too much on the largest sub-mesh, "
+            f"layer {k}: {bytes_text(needed[largest] - limit_bytes)} too much on the largest sub-mesh, "
             f"{problem.labels[largest]}"
         )
     return "; ".join(found) + ("; ..." if len(layers) > _NAMED else "")
@@ -130,11 +131,3 @@ def _layers(numbers: Sequence[int]) -> str:
             runs.append([n])
     words = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
     return f"layer{'s' if len(numbers) > 1 else ''} {words}"
-
-
-def _amount(n: float) -> str:
-    """Bytes in words; the planner's own are in a room that brings JAX with it."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(n) >= size:
-            return f"{n / size:.4g} {unit}"
-    return f"{n:.0f} bytes"
