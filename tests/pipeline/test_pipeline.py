@@ -57,6 +57,7 @@ def test_stages_alike_have_paths_of_their_own() -> None:
         mlp_step, mlp_state(), batch(), placement=sbp.placement("cpu", ranks=range(4)), donate_argnums=0,
         config=sbp.AutoParallelConfig(pipeline=pipeline),
     )  # fmt: skip
+    assert isinstance(plan, sbp.PipelinePlan)
     for s, stage in enumerate(plan.stages):
         weights = [x.path for x in stage.inputs if "params/layers" in x.path]
         assert weights == [f"0/params/layers/{s}"]

@@ -95,7 +95,8 @@ def plan(
     """The plan for ``fn(*args)`` on ``placement``, from shapes alone: no device is touched.
 
     ``args`` are arrays or ``jax.ShapeDtypeStruct``. See ``auto_parallel`` for the options; of a function that it made,
-    those left out here are the function's own.
+    those left out here are the function's own. With ``AutoParallelConfig(pipeline=...)`` the answer is a
+    ``PipelinePlan``, with a plan for each stage.
     """
     misplaced = next((x for x in args if isinstance(x, Placement | Mesh | AbstractMesh | AutoParallelConfig)), None)
     if misplaced is not None:
