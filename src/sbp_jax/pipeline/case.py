@@ -66,7 +66,8 @@ class Cases:
         if grouped is not None:
             at = {(p.of, p.group): o for o, p in enumerate(grouped.results)}
             pairs = dict(returned)
-            returned = [(k, at[pairs[p.of], p.group]) for k, p in enumerate(grouped.arguments) if p.of in pairs]
+            pieces = [(k, (pairs.get(p.of, -1), p.group)) for k, p in enumerate(grouped.arguments)]
+            returned = [(k, at[piece]) for k, piece in pieces if piece in at]
         factors = factor_maps(program)
         parts = _cut(program, factors, self.options, self.name, returned)
         backward = backward_units(parts)

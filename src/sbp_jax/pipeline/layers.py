@@ -87,20 +87,28 @@ def find_layers(program: Program, factors: Sequence[Factors], kept: set[int]) ->
                 lengths[c] = unit.params["length"]
     found.length = max(lengths.values(), default=0)
     chosen = {c for c, n in lengths.items() if n == found.length}
+    grown = bool(chosen)
+    while grown:  # what such a loop collects is stacked, too, and so are the loops that read it
+        grown = False
+        for k, unit in scans.items():
+            slices = {classes.root((x.id, 0)) for x in _slices(unit)}
+            if k not in found.loops and unit.params["length"] == found.length and slices & chosen:
+                found.loops.add(k)
+                chosen |= slices
+                grown = True
     for op in program.nodes:
         for v in op.outs:
             dims = [d for d, c in classes.classes_of(v) if c in chosen]
             if len(dims) > 1:  # compared with each other
                 return Layered(program, factors)
             found.dims.update((v.id, d) for d in dims)
-    for k, unit in scans.items():
-        slices = [op.ins[0] for op in unit.roles["unstack"]] + [op.outs[0] for op in unit.roles["stack"]]
-        if unit.params["length"] == found.length and any(found.dims.get(_id(x)) == 0 for x in slices):
-            found.loops.add(k)
-            for x in slices:
-                if isinstance(x, Value):
-                    found.dims[x.id] = 0
     return found
+
+
+def _slices(unit: Structured) -> list[Value]:
+    """What a scan takes, and collects, slice by slice."""
+    given = [op.ins[0] for op in unit.roles["unstack"]]
+    return [*(x for x in given if isinstance(x, Value)), *(op.outs[0] for op in unit.roles["stack"])]
 
 
 def in_groups(layered: Layered, count: int) -> Grouped:
@@ -230,7 +238,10 @@ class _Writer(Emitter):
         assert isinstance(x, Value)
         if x.id not in self.pieces:
             whole, d = scope[x.id][_WHOLE], self.layered.dims[x.id]
-            self.pieces[x.id] = [_cut(whole, Piece(0, g, d), self.count) for g in range(self.count)]
+            length = whole.shape[d] // self.count
+            # Where a piece begins is an array, not a number: stages of layers alike are the same program.
+            starts = [jnp.asarray([g * length], jnp.int32)[0] for g in range(self.count)]
+            self.pieces[x.id] = [lax.dynamic_slice_in_dim(whole, at, length, d) for at in starts]
         return self.pieces[x.id]
 
     def loop(self, unit: Structured, scope: Scope) -> None:
@@ -289,7 +300,7 @@ class _Writer(Emitter):
     def way(self, op: Op) -> Strategy | None:
         """The op's way to run on groups: what has layers is cut, what is made is cut, or a term of a sum."""
         dims = self.layered.dims
-        if op.runs_once or op.has_effect or not any(_id(x) in dims for x in op.ins):
+        if op.runs_once or op.has_effect or not any(_id(x) in dims for x in (*op.ins, *op.outs)):
             return None
         f = self.layered.factors[op.index]
         wanted = tuple((dims.get(_id(x), B),) for x in op.ins)

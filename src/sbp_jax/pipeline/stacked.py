@@ -79,12 +79,11 @@ def _side_by_side(pieces: Sequence[Any], dim: int) -> Any:
 
     A device holds one range of layers of it: the pieces are on devices of their own, all in the same way.
     """
-    meshes = [p.sharding.mesh if isinstance(p.sharding, NamedSharding) else None for p in pieces]
-    specs = {tuple(p.sharding.spec) for p in pieces if isinstance(p.sharding, NamedSharding)}
-    first = meshes[0]
-    if first is None or len(specs) > 1 or any(m is None or m.shape_tuple != first.shape_tuple for m in meshes):
+    shardings = [p.sharding for p in pieces if isinstance(p.sharding, NamedSharding)]
+    meshes, specs = [s.mesh for s in shardings], {tuple(s.spec) for s in shardings}
+    if len(meshes) < len(pieces) or len(specs) > 1 or len({m.shape_tuple for m in meshes}) > 1:
         return None
-    devices = np.stack([m.devices for m in meshes if m is not None])
+    first, devices = meshes[0], np.stack([m.devices for m in meshes])
     if len(set(devices.flat)) < devices.size:
         return None
     spec = [*specs.pop()]
