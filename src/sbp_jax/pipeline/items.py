@@ -91,15 +91,18 @@ class Spread:
             if any(v.id in self._stacked for v in (*u.reads, *made_by(u)))
         }  # fmt: skip
         units = case.parts.units
+        self._unit_of = {n.index: k for k, u in enumerate(units) for n in nodes_of(u)}
         self._in_loop = {n.index for k in touched for n in nodes_of(units[k])}
 
-    def of_node(self, node: int, layer: int) -> np.ndarray:
+    def of_node(self, node: int, layer: int | None = None) -> np.ndarray:
         """Which part of a node of the step is each layer's; ``layer``: where it was put as a whole, -1 for all."""
-        return self._share(node in self._in_loop, layer)
+        where = self.phases.stage[self._unit_of[node]] if layer is None and node in self._unit_of else layer
+        return self._share(node in self._in_loop, -1 if where is None else where)
 
-    def of_value(self, value: int, layer: int) -> np.ndarray:
-        """The same for a value."""
-        return self._share(value in self._stacked, layer)
+    def of_argument(self, number: int) -> np.ndarray:
+        """The same for an argument of the step."""
+        value = self.phases.cut.program.input_ops[number].outs[0].id
+        return self._share(value in self._stacked, self.phases.home.get(number, 0))
 
     def _share(self, is_stacked: bool, layer: int) -> np.ndarray:
         if layer < 0:

@@ -145,7 +145,7 @@ def _planned(
     plan = PipelinePlan(
         name, schedule, plans, [t.seconds for t in times], [t.once_seconds for t in times],
         transfer_seconds(sources, plans, phases, cluster, schedule.ranks), [t.activation_bytes for t in times],
-        [t.kept_bytes for t in times], notes,
+        [t.kept_bytes for t in times], [t.working_bytes for t in times], "permute" not in cluster.overlaps, notes,
     )  # fmt: skip
     return Made(plan, phases, sources, places)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..pieces import stored_shape
 from ..placement import Placement
 from ..plan import PlanData
 from ..planner import Request
@@ -21,12 +20,11 @@ from .case import Case, Cases
 from .items import Items, Spread
 from .options import Pipeline
 from .phases import assign
-from .stage_local import loop_of
 from .stage_plan import plan_stage
 from .stage_program import StageProgram, flows, stage_program
 from .stages import InFlight, StageCosts, Submesh, in_flight_of, plan_stages, submesh_options
 from .stages import assign as assign_devices
-from .times import spent
+from .times import resident, spent
 
 # So many layers are enough to share out, for each device of a small placement and in all.
 _LAYERS_A_DEVICE, _MOST_LAYERS = 4, 32
@@ -121,28 +119,9 @@ def _of_layers(spread: Spread, source: StageProgram, plan: PlanData) -> np.ndarr
         else:
             table[0] += item.seconds / cut.count * on
         table[3] += item.held_bytes * on
-    for port, leaf in zip(source.takes, plan.inputs, strict=True):
-        if port.kind == "argument":
-            own = cut.program.input_ops[port.key].outs[0]
-            on = spread.of_value(own.id, layered.home.get(port.key, 0))
-            table[2] += _stored(leaf.shape, leaf.signature, plan, leaf.dtype) * on
-    loop = loop_of(source.program)
-    if loop is not None:
-        for op in loop.roles["carry"]:
-            v = op.outs[1]
-            readers = [source.origin[n.index] for n in source.program.nodes if v in n.reads]
-            signature = plan.strategies[plan.nodes[op.index]][1][1]
-            on = spread.of_node(max(readers, default=-1), 0)
-            table[2] += _stored(v.shape, signature, plan, str(v.dtype)) * on
+    for argument, node, held in resident(source, plan):
+        table[2] += held * (spread.of_argument(argument) if argument >= 0 else spread.of_node(node))
     return table
-
-
-def _stored(shape: Sequence[int], signature: object, plan: PlanData, dtype: str) -> float:
-    try:
-        itemsize = np.dtype(dtype).itemsize
-    except TypeError:  # keys, and types of JAX's own
-        itemsize = 2 if "16" in dtype else 1 if "8" in dtype else 8
-    return float(np.prod(stored_shape(tuple(shape), signature, plan.placement.shape))) * itemsize  # pyright: ignore
 
 
 def _transfers(items: Items, layers: Sequence[int], count: int, request: Request, where: Placement) -> np.ndarray:

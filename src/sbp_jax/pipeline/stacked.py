@@ -83,7 +83,7 @@ def _side_by_side(pieces: Sequence[Any], dim: int) -> Any:
     meshes, specs = [s.mesh for s in shardings], {tuple(s.spec) for s in shardings}
     if len(meshes) < len(pieces) or len(specs) > 1 or len({m.shape_tuple for m in meshes}) > 1:
         return None
-    first, devices = meshes[0], np.stack([m.devices for m in meshes])
+    first, devices = meshes[0], np.stack([np.asarray(m.devices) for m in meshes])
     if len(set(devices.flat)) < devices.size:
         return None
     spec = [*specs.pop()]
