@@ -61,9 +61,7 @@ def batch(seed: int, dtype: Any = jnp.float32) -> Any:
 def compare(pipeline: sbp.Pipeline, where: Any, layers: int = 4, remat: bool = False, dtype: Any = jnp.float32) -> Any:
     """Three steps against ``jax.jit``; the final state."""
     step = make_step(remat)
-    run = sbp.auto_parallel(
-        step, placement=where, donate_argnums=0, config=sbp.AutoParallelConfig(pipeline=pipeline)
-    )
+    run = sbp.auto_parallel(step, placement=where, donate_argnums=0, config=sbp.AutoParallelConfig(pipeline=pipeline))
     found, right = state(layers, dtype), state(layers, dtype)
     near = {"rtol": 2e-5, "atol": 2e-6} if dtype == jnp.float32 else {"rtol": 0.05, "atol": 0.03}
     for k in range(3):

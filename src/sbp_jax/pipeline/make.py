@@ -30,9 +30,6 @@ from .stage_program import StageProgram, flows, stage_program
 from .step import PipelineStep
 from .times import stage_times, transfer_seconds
 
-# Numbers of groups of devices alike that ``stages="auto"`` compares with what the search finds.
-_ALIKE = (1, 2, 4, 8)
-
 
 @dataclass(slots=True)
 class Made:
@@ -113,8 +110,8 @@ def make_pipeline(
     # Layers' seconds do not add up to just those of a stage: groups of devices alike may be better after all.
     limit = request_on(where).memory_limit_bytes or math.inf
     layers = len(whole.forward) + cases.layered.length
-    for ranks in _ALIKE:
-        if where.size % ranks == 0 and ranks <= layers:
+    for ranks, least in sorted(found.alike.items(), key=lambda x: x[1]):
+        if ranks <= layers and least < chosen.plan.step_seconds:
             other = evenly(ranks)
             if other.plan.memory_per_device <= limit and other.plan.step_seconds < chosen.plan.step_seconds:
                 other.plan.notes = [f"{ranks} groups of devices alike, better than what was chosen first: {found.note}"]

@@ -28,6 +28,8 @@ from .times import resident, spent
 
 # So many layers are enough to share out, for each device of a small placement and in all.
 _LAYERS_A_DEVICE, _MOST_LAYERS = 4, 32
+# A stage has at least this part of the devices that it had, were all layers stages of devices alike.
+_UNLIKE_SIZES = 4
 # Schedules with one stage a group of devices, whose groups may be unlike.
 _UNLIKE = {"1f1b", "eager_1f1b", "gpipe", "zb_h1"}
 
@@ -35,13 +37,15 @@ _UNLIKE = {"1f1b", "eager_1f1b", "gpipe", "zb_h1"}
 @dataclass(frozen=True, slots=True)
 class Found:
     """The stages chosen: the step as it is cut, of each forward op, by number, its stage; their devices; the schedule;
-    how good it is."""
+    how good it is. ``alike``: by number of groups of devices alike the least seconds that a step on them can take by
+    the same costs, without regard to memory."""
 
     case: Case
     stage_of: dict[int, int]
     places: list[Placement]
     schedule: Schedule
     note: str
+    alike: dict[int, float]
 
 
 def search_stages(
@@ -58,8 +62,10 @@ def search_stages(
     limit = request_on(where).memory_limit_bytes
     nodes, per_node = _nodes(where, request)
     meshes = [
-        m for m in submesh_options(nodes, per_node) if m.nodes == 1 or not m.nodes & (m.nodes - 1) or m.nodes == nodes
-    ]
+        m for m in submesh_options(nodes, per_node)
+        if (m.nodes == 1 or not m.nodes & (m.nodes - 1) or m.nodes == nodes)
+        and m.devices * _MOST_LAYERS * _UNLIKE_SIZES >= where.size
+    ]  # fmt: skip
     case = cases.whole
     cut, forward = case.parts, case.forward
     items = Items(cases)
@@ -85,7 +91,12 @@ def search_stages(
         f"{', '.join(found.labels)}; {found.note} by the sums of layers' seconds"
     )
     chosen, stage_of = items.in_stages(stages)
-    return Found(chosen, stage_of, places, by_name(options.schedule, len(places), cut.count), note)
+    alike = {}
+    for mesh, (a, once, _, _) in zip(meshes, tables, strict=True):
+        if where.size % mesh.devices == 0:
+            n = where.size // mesh.devices
+            alike[n] = float((cut.count + n - 1) * a.sum() + once.sum()) / n
+    return Found(chosen, stage_of, places, by_name(options.schedule, len(places), cut.count), note, alike)
 
 
 def _nodes(where: Placement, request: Request) -> tuple[int, int]:
