@@ -11,6 +11,7 @@ from ..calls.roles import Call
 from ..errors import PlanError
 from ..pipeline import PipelinePlan, PipelineStep, make_pipeline, make_step
 from ..pipeline.make import Made
+from ..pipeline.spmd import SpmdStep
 from ..placement import Placement
 from ..planner import Request
 from ..step.jitted import weakened
@@ -27,7 +28,7 @@ class _Entry:
     made: Made
     program: Program
     out_tree: Any
-    step: PipelineStep | None = None
+    step: PipelineStep | SpmdStep | None = None
 
 
 class PipelinedFunction(ParallelFunction):
@@ -60,11 +61,27 @@ class PipelinedFunction(ParallelFunction):
         return plan
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Not possible: raises ``PlanError``."""
-        raise PlanError(f"{self._name} runs as a pipeline: there is no one program to lower; see .plan(...).stages")
+        """With ``execution="spmd"``, as ``jax.jit``'s: ``.compile()`` gives ``.as_text()``, ``.memory_analysis()``.
+
+        Raises:
+            PlanError: the pipeline is run by actors.
+        """
+        if self._execution != "spmd":
+            raise PlanError(
+                f"{self._name} runs as a pipeline of several programs: there is no one program to lower; see "
+                '.plan(...).stages, or take sbp.Pipeline(..., execution="spmd")'
+            )
+        entry: Any = self._entry(self._call(args, kwargs))
+        return self._step(entry).lower()  # pyright: ignore[reportAttributeAccessIssue]
 
     def record(self) -> Any:
         """What the stages did in the last run, a ``sbp_jax.actors.Record``: spans, bubbles, a trace for Perfetto."""
+        if self._execution == "spmd":
+            raise PlanError(
+                f'{self._name} runs with execution="spmd" as one program, inside which nobody takes the times of stages: '
+                'take jax.profiler.trace, or sbp.Pipeline(..., execution="actors"), whose .record() has them; '
+                ".plan(...).timing has the predicted ones"
+            )
         runs = [e.step.record for e in self._entries.values() if isinstance(e, _Entry) and e.step is not None]
         found = [r for r in (self._kept, *runs) if r is not None]
         if not found:
@@ -79,7 +96,12 @@ class PipelinedFunction(ParallelFunction):
                 entry.step.close()
                 entry.step = None
 
-    def _step(self, entry: _Entry) -> PipelineStep:
+    @property
+    def _execution(self) -> str:
+        options = self._config.pipeline
+        return "actors" if options is None else options.execution
+
+    def _step(self, entry: _Entry) -> PipelineStep | SpmdStep:
         with self._lock:
             if entry.step is None:
                 places = entry.made.places
@@ -88,7 +110,8 @@ class PipelinedFunction(ParallelFunction):
                         f"{places[0]} is abstract: the pipeline of {self._name} is planned, and cannot run here. "
                         "Give it devices: placement=sbp.placement(type, ranks)"
                     )
-                entry.step = make_step(entry.made, entry.program, self._config.compiler_options)
+                options = self._config.compiler_options
+                entry.step = make_step(entry.made, entry.program, options, self._execution)
             return entry.step
 
     def _make(self, call: Call) -> Any:

@@ -26,6 +26,7 @@ from .options import Pipeline
 from .phases import Phases, assign, backward_units, forward_units
 from .plan import PipelinePlan
 from .search import search_stages
+from .spmd import SpmdStep, spmd_step
 from .stage_parts import StagePart, StageParts, stage_parts
 from .stage_plan import plan_stage
 from .stage_program import StageProgram, flows, stage_program
@@ -226,9 +227,18 @@ def _named_as(plan: PlanData, source: StageProgram, where: Placement) -> PlanDat
     return replace(plan, placement=where, inputs=inputs, outputs=outputs, function=f"stage {source.stage}")
 
 
-def make_step(made: Made, program: Program, compiler_options: Mapping[str, Any] | None = None) -> PipelineStep:
+def make_step(
+    made: Made, program: Program, compiler_options: Mapping[str, Any] | None = None, execution: str = "actors"
+) -> PipelineStep | SpmdStep:
     """The step of a plan, on devices."""
     schedule, phases = made.plan.schedule, made.phases
+    dims = {program.input_ops[i].outs[0].id: (i, d) for i, d in phases.cut.batch.items()}
+    dims |= {v: (i, -1) for i, op in enumerate(program.input_ops)
+             if (v := op.outs[0].id) not in dims and phases.cut.home[v].value == "loop"}  # fmt: skip
+    if execution == "spmd":
+        return spmd_step(
+            schedule, phases, made.sources, made.plan.stages, made.places, program, dims, compiler_options
+        )  # fmt: skip
     used: dict[int, int] = {}
     for source in made.sources:
         for port in source.takes:
@@ -242,9 +252,6 @@ def make_step(made: Made, program: Program, compiler_options: Mapping[str, Any] 
             there = replace(plan, placement=made.places[schedule.rank_of(s, d)])
             parts[d, s] = stage_parts(phases, source, there, splits_backward(schedule), shared, compiler_options)
     compile_parts([part for p in parts.values() for part in p.all])
-    dims = {program.input_ops[i].outs[0].id: (i, d) for i, d in phases.cut.batch.items()}
-    dims |= {v: (i, -1) for i, op in enumerate(program.input_ops)
-             if (v := op.outs[0].id) not in dims and phases.cut.home[v].value == "loop"}  # fmt: skip
     return PipelineStep(schedule, parts, dims, len(program.output_ops))
 
 
