@@ -115,9 +115,12 @@ def taken_apart(
     """The results of all ranks by key. ``spent`` is how many positions of a type take zeros that are donated."""
     rank_of = {d: int(r) for d, r in zip(mesh.devices.flat, ranks.flat, strict=True)}
     by_position = {r: {p: key for key, p in layout.at[r].items()} for r in layout.at}
-    found: dict[Any, list[Any]] = {key: [] for r in layout.at for key in layout.at[r]}
+    found: dict[Any, list[Any]] = {key: [] for r in layout.at for key, p in layout.at[r].items()
+                                   if not layout.types[p].is_spent}  # fmt: skip
     kinds: dict[Any, tuple[Any, Type]] = {}
-    for p, (kind, x) in enumerate(zip(layout.types, arrays, strict=True)):
+    own = [p for p, kind in enumerate(layout.types) if not kind.is_spent]
+    for p, x in zip(own, arrays, strict=True):
+        kind = layout.types[p]
         kinds.update((by_position[r][p], (r, kind)) for r in by_position if p in by_position[r])
         for shard in x.addressable_shards:
             keys = by_position[rank_of[shard.device]]

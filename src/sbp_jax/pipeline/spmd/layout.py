@@ -16,7 +16,10 @@ from jax import lax
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """What a device holds of a value. ``is_spent``: its memory may be used again (a donated argument)."""
+    """What a device holds of a value.
+
+    ``is_spent``: its memory may be used again (a donated argument, a result that all ranks are given another copy of).
+    """
 
     shape: tuple[int, ...]
     dtype: Any

@@ -4,7 +4,8 @@ A rank's tasks are branches of a switch over the job of the time slot. All devic
 collectives of a stage's plan run inside it. What goes to other ranks is sent at the end of a time slot, by all at once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -29,15 +30,16 @@ class SpmdProgram:
     """The program of a pipeline, to be traced in a ``shard_map`` over all devices.
 
     ``arguments`` and ``results`` are the layouts of what it takes and gives, by rank. ``gathers``: pieces that only change
-    places within a rank are gathered instead.
+    places within a rank are gathered instead. ``spread`` are results of the step that all ranks are given; these come after
+    the others.
     """
 
     def __init__(
         self, schedule: Schedule, parts: Mapping[Instance, StageParts], arguments: Arguments, table: Table, axis: str,
-        gathers: bool,
+        gathers: bool, spread: Set[int] = frozenset(),
     ) -> None:  # fmt: skip
         self.schedule, self.parts, self.source, self.table, self.axis = schedule, parts, arguments, table, axis
-        self.gathers, self.type_of = gathers, table.types
+        self.gathers, self.type_of, self.spread = gathers, table.types, sorted(spread)
         self.ranks = range(schedule.ranks)
         self.arguments = align({r: [(h, p.type) for h, p in arguments.placed[r].items()] for r in self.ranks})
         self.own = {r: [i for i in parts if arguments.rank(i) == r] for r in self.ranks}
@@ -51,6 +53,13 @@ class SpmdProgram:
         self.kept = [align({r: self.kept_after(r, level) for r in self.ranks}) for level in range(self.levels)]
         self.late = [Exchange(self.late_transfers(level), schedule.ranks) for level in range(self.levels)]
         self.directions = Exchange(self.other_direction(), schedule.ranks)
+        self.owner = {o: r for r in self.ranks for o in self.results.at[r]}
+        types = {o: self.results.types[self.results.at[self.owner[o]][o]] for o in self.spread}
+        self.everywhere = align({r: list(types.items()) for r in self.ranks})
+        self.spreading = Exchange(
+            [Transfer(self.owner[o], o, r, o, t) for o, t in types.items() for r in self.ranks if r != self.owner[o]],
+            schedule.ranks,
+        )
 
     # What there is
 
@@ -68,8 +77,13 @@ class SpmdProgram:
     def step_results(self, i: Instance) -> list[tuple[int, Type]]:
         """The results of the step that a stage gives, by number."""
         gives = self.parts[i].source.gives
-        return [(gives[s.key].key, t) for _, part, types in self.after(i) for s, t in zip(part.gives, types, strict=True)
-                if s.kind == "port" and gives[s.key].kind == "result"]  # fmt: skip
+        return [
+            (o, replace(t, is_spent=o in self.spread))
+            for _, part, types in self.after(i)
+            for s, t in zip(part.gives, types, strict=True)
+            if s.kind == "port" and gives[s.key].kind == "result"
+            for o in (gives[s.key].key,)
+        ]
 
     def kept_after(self, rank: int, level: int) -> list[tuple[Key, Type]]:
         """What a rank's stages make at a level and need later, or give others."""
@@ -121,7 +135,9 @@ class SpmdProgram:
             before = self.by_rank(rank, lambda r: self.run_before(r, given, shared), self.before)
             memory = self.loop(rank, given, shared, before)
             crossed = self.cross(rank, memory)
-            return self.run_after(rank, given, shared, before, memory, crossed)
+            results = self.run_after(rank, given, shared, before, memory, crossed)
+            own = [x for x, t in zip(results, self.results.types, strict=True) if not t.is_spent]
+            return [*own, *self.run_spread(rank, results)]
 
     def by_rank(
         self, rank: Any, branch: Callable[[int], Mapping[Any, Any]], layout: Layout
@@ -316,6 +332,20 @@ class SpmdProgram:
             earlier.append(kept)
             arrived.append(self.late[level].run(sends, self.axis))
         return [results[p] for p in range(len(self.results.types))]
+
+    def run_spread(self, rank: Any, results: Sequence[Any]) -> list[Any]:
+        """The results that all ranks are given."""
+        def own(r: int) -> dict[Any, Any]:
+            return {o: results[self.results.at[r][o]] for o in self.spread if self.owner[o] == r}
+
+        arrived = self.spreading.run(self.by_rank(rank, own, self.spreading.sends), self.axis)
+
+        def known(r: int) -> dict[Any, Any]:
+            theirs = [o for o in self.spread if self.owner[o] != r]
+            return {**own(r), **{o: self.spreading.find(arrived, r, o) for o in theirs}}
+
+        found = self.by_rank(rank, known, self.everywhere)
+        return [found[self.everywhere.at[0][o]] for o in self.spread]
 
     def collected(self, rank: int, key: Key, memory: Mapping[Type, Any], crossed: Mapping[Any, Any]) -> Any:
         """What was collected of one micro-batch, in either direction."""

@@ -49,7 +49,10 @@ def spmd_step(
     arguments = Arguments(schedule, parts, phases, program, batch_dims)
     table = wired(schedule, parts)
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    whole = SpmdProgram(schedule, parts, arguments, table, mesh.axis_names[0], is_cpu)
+    # What replaces no argument (a loss) is wanted in every process.
+    several = len({d.process_index for d in mesh.devices.flat}) > 1
+    spread = set(range(len(program.output_ops))) - {o for _, o in program.donated} if several else set()
+    whole = SpmdProgram(schedule, parts, arguments, table, mesh.axis_names[0], is_cpu, spread)
     return SpmdStep(whole, mesh, ranks, len(program.output_ops), dict(compiler_options or {}))
 
 
@@ -103,10 +106,17 @@ class SpmdStep:
         self.program, self.mesh, self.ranks, self.results = program, mesh, ranks, results
         self._fillers, self._lock = Fillers(), threading.Lock()
         self._constants: dict[tuple[int, Held], dict[Any, Any]] = {}
+        self._results: dict[int, tuple[tuple[int, ...], NamedSharding]] = {}
+        for (d, _), p in program.parts.items():
+            for o, given in enumerate(p.source.gives):
+                if d == 0 and given.kind == "result":
+                    leaf, where = p.plan.outputs[o], p.plan.placement
+                    spec = to_partition_spec(leaf.signature, where, len(leaf.shape))
+                    self._results[given.key] = tuple(leaf.shape), NamedSharding(where.mesh, spec)
         takes, gives = program.arguments.types, program.results.types
         mapped = jax.shard_map(
             program.run, mesh=mesh, check_vma=False, in_specs=tuple(spec_of(t, mesh) for t in takes),
-            out_specs=[spec_of(t, mesh) for t in gives],
+            out_specs=[spec_of(t, mesh) for t in gives if not t.is_spent] + [self._results[o][1].spec for o in program.spread],
         )  # fmt: skip
 
         def sbp_pipeline(*arguments: Any) -> list[Any]:
@@ -121,14 +131,6 @@ class SpmdStep:
             for r in program.ranks
             for held, placed in program.source.placed[r].items()
         }
-        self._results: dict[int, tuple[tuple[int, ...], NamedSharding]] = {}
-        for (d, _), p in program.parts.items():
-            for o, given in enumerate(p.source.gives):
-                if d == 0 and given.kind == "result":
-                    leaf, where = p.plan.outputs[o], p.plan.placement
-                    spec = to_partition_spec(leaf.signature, where, len(leaf.shape))
-                    self._results[given.key] = tuple(leaf.shape), NamedSharding(where.mesh, spec)
-
     def lower(self) -> Any:
         """As ``jax.jit``'s."""
         shapes = [
@@ -145,7 +147,11 @@ class SpmdStep:
             made = self.jitted(*arrays)
             if self._waits:
                 jax.block_until_ready(made)
-            found = taken_apart(self.program.results, made, self.mesh, self.ranks, self._result, self._fillers, self._spent)
+            n = len(made) - len(self.program.spread)
+            found = taken_apart(
+                self.program.results, made[:n], self.mesh, self.ranks, self._result, self._fillers, self._spent
+            )  # fmt: skip
+            found.update(zip(self.program.spread, made[n:], strict=True))
             return [found[o] for o in range(self.results)]
 
     def _result(self, rank: int, key: Any) -> tuple[tuple[int, ...], NamedSharding]:
