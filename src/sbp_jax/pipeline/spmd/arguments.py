@@ -13,6 +13,7 @@ from ...trace import Program
 from ..actors_of import Instance
 from ..phases import Phases
 from ..stage_parts import StageParts
+from ..stage_program import result_stage
 from .layout import Exchange, Transfer, Type
 
 
@@ -50,6 +51,8 @@ class Arguments:
     ) -> None:  # fmt: skip
         self.schedule, self.parts, self.phases, self.batch_dims = schedule, parts, phases, batch_dims
         self.donated = {i for i, _ in program.donated}
+        # What replaces an argument is where the next step finds it.
+        self.homes = {i: result_stage(phases, o) for i, o in program.donated}
         self.placed: dict[int, dict[Held, Placed]] = {r: {} for r in range(schedule.ranks)}
         self.held: dict[tuple[Instance, int], Held] = {}
         transfers: list[Transfer] = []
@@ -78,18 +81,22 @@ class Arguments:
         takes = self.parts[instance].source.takes
         return next(k for k, port in enumerate(takes) if port.kind == "argument" and port.key == argument)
 
+    def kept_by(self, argument: int, otherwise: int) -> Instance:
+        """The stage that keeps a donated argument."""
+        homes = [self.homes[argument], self.phases.home.get(argument, otherwise), otherwise]
+        takes = {s: self.parts[0, s].source.takes for s in homes}
+        return 0, next(s for s in homes if any(t.kind == "argument" and t.key == argument for t in takes[s]))
+
     def home(self, instance: Instance, port: int) -> Instance | None:
         """The stage that gives this one a donated argument; None where it is put there itself."""
         p = self.parts[instance]
         wanted = p.source.takes[port]
         if wanted.kind != "argument" or wanted.key not in self.donated:
             return None
-        home = 0, self.phases.home.get(wanted.key, instance[1])
-        if home == instance or home not in self.parts:
+        home = self.kept_by(wanted.key, instance[1])
+        if home == instance:
             return None
         at_home = self.parts[home]
-        if not any(t.kind == "argument" and t.key == wanted.key for t in at_home.source.takes):
-            return None
         is_there = self.rank(home) == self.rank(instance)
         return None if is_there and at_home.arrives(self.port(home, wanted.key)) == p.arrives(port) else home
 
@@ -110,6 +117,6 @@ class Arguments:
         else:
             held = Held("argument", wanted.key, signature)
         local = NamedSharding(p.own.mesh, spec).shard_shape(shape)
-        home = self.phases.home.get(wanted.key) if wanted.kind == "argument" and wanted.key in self.donated else None
-        is_spent = home is not None and self.rank((0, home)) == self.rank(i)
+        is_donated = wanted.kind == "argument" and wanted.key in self.donated
+        is_spent = is_donated and self.rank(self.kept_by(wanted.key, i[1])) == self.rank(i)
         return held, Placed(shape, x.dtype, spec, Type(local, x.dtype, is_spent))

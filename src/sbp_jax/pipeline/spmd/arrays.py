@@ -84,6 +84,9 @@ def pieces_of(x: Any, placed: Placed, there: NamedSharding, everywhere: Mesh, na
     if not isinstance(x, jax.Array):
         x = np.asarray(x, placed.dtype)
     elif not x.is_fully_addressable:
+        if x.sharding.device_set == there.device_set:
+            mine = there.addressable_devices
+            return {s.device: s.data for s in jax.device_put(x, there).addressable_shards} if mine else {}
         if x.sharding.device_set != set(everywhere.devices.flat):
             raise PlanError(
                 f"{name} lies on devices {sorted(d.id for d in x.sharding.device_set)}, some of other processes, and is "
