@@ -78,7 +78,7 @@ class PipelinedFunction(ParallelFunction):
         """What the stages did in the last run, a ``sbp_jax.actors.Record``: spans, bubbles, a trace for Perfetto."""
         if self._execution == "spmd":
             raise PlanError(
-                f'{self._name} runs with execution="spmd" as one program, inside which nobody takes the times of stages: '
+                f'{self._name} runs with execution="spmd" as one program, in which nobody takes the times of stages: '
                 'take jax.profiler.trace, or sbp.Pipeline(..., execution="actors"), whose .record() has them; '
                 ".plan(...).timing has the predicted ones"
             )

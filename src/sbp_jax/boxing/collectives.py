@@ -19,8 +19,8 @@ from .routes import Route
 from .table import Step
 from .uneven import Blocks, blocks
 
-# Whether pieces that only change places are gathered instead. XLA for CPUs has all devices of a program meet at a permute,
-# those too for which nothing is in it: one that only some devices come to, in a branch, is waited for for ever.
+# Whether pieces that only change places are gathered instead. XLA for CPUs has all devices of a program meet at a
+# permute, those too for which nothing is in it: one that only some devices come to, in a branch, never ends.
 _without_permutes = ContextVar("without_permutes", default=False)
 
 

@@ -28,8 +28,8 @@ class Pipeline:
             than one micro-batch. "microbatch": it takes those of each micro-batch, as GPipe does: another function than
             without a pipeline, whose running statistics are the means over the micro-batches.
         execution: "actors": a program for each part of each stage, run as what they need arrives; stages may be unlike.
-            "spmd": the whole step as one program for all devices, whose groups must be of one shape; all take their tasks
-            in step, as the schedule's table says. It is what runs in several processes.
+            "spmd": the whole step as one program for all devices, whose groups must be of one shape; all take their
+            tasks in step, as the schedule's table says. It is what runs in several processes.
 
     Raises:
         PlanError: a schedule that is not known, or that changes the mathematics; numbers below 1.
@@ -60,8 +60,8 @@ class Pipeline:
             raise PlanError(f"batch_statistics is 'whole' or 'microbatch', got {self.batch_statistics!r}")
         if self.execution not in ("actors", "spmd"):
             raise PlanError(
-                "execution is 'actors' (a program for each part of each stage) or 'spmd' (one program for all devices), "
-                f"got {self.execution!r}"
+                "execution is 'actors' (a program for each part of each stage) or 'spmd' (one program for all "
+                f"devices), got {self.execution!r}"
             )
         known = schedules()
         if self.schedule not in known:

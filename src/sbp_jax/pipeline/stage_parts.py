@@ -82,8 +82,8 @@ class StageParts:
 
     ``after`` is by level. ``shardings`` say how each of the stage's
     arguments arrives (of a part of every micro-batch: that of one part), ``own`` how what devices keep for themselves
-    lies. ``join`` adds two of the loop's sums, given its number. ``leaves`` are the signatures of what leaves with every
-    micro-batch, by result.
+    lies. ``join`` adds two of the loop's sums, given its number. ``leaves`` are the signatures of what leaves with
+    every micro-batch, by result.
     """
 
     source: StageProgram

@@ -19,8 +19,8 @@ from .layout import Exchange, Transfer, Type
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An argument on a rank's devices: a whole one, a "batch" as a stack of its micro-batches' parts along ``dim`` (whole
-    where that is -1), or a "constant" of a stage's program."""
+    """An argument on a rank's devices: a whole one, a "batch" as a stack of its micro-batches' parts along ``dim``
+    (whole where that is -1), or a "constant" of a stage's program."""
 
     kind: str
     number: int

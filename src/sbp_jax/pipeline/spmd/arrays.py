@@ -66,7 +66,7 @@ def assembled(
     found = []
     for p, kind in enumerate(layout.types):
         shards = [
-            pieces[r][by_position[r][p]][d] if p in by_position[r] else fillers.get(kind, d)  # pyright: ignore
+            pieces[r][by_position[r][p]][d] if p in by_position[r] else fillers.get(kind, d)
             for d, r in own
         ]
         sharding = NamedSharding(mesh, spec_of(kind, mesh))
@@ -89,9 +89,9 @@ def pieces_of(x: Any, placed: Placed, there: NamedSharding, everywhere: Mesh, na
             return {s.device: s.data for s in jax.device_put(x, there).addressable_shards} if mine else {}
         if x.sharding.device_set != set(everywhere.devices.flat):
             raise PlanError(
-                f"{name} lies on devices {sorted(d.id for d in x.sharding.device_set)}, some of other processes, and is "
-                f"wanted on {sorted(d.id for d in there.device_set)}: hand the step what it returned before, host arrays "
-                "that are the same in all processes, or arrays on all devices of the pipeline"
+                f"{name} lies on devices {sorted(d.id for d in x.sharding.device_set)}, some of other processes, and "
+                f"is wanted on {sorted(d.id for d in there.device_set)}: hand the step what it returned before, host "
+                "arrays that are the same in all processes, or arrays on all devices of the pipeline"
             )
         x = jax.device_put(x, NamedSharding(everywhere, there.spec))
         return {s.device: s.data for s in x.addressable_shards if s.device in there.device_set}

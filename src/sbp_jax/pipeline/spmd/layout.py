@@ -5,7 +5,7 @@ device's piece) shares a position: the first weight of a type that one group has
 has, and so on. Stages alike fill all positions; where one has nothing at a position it has zeros.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,9 +35,9 @@ class Layout:
     """Common positions: the type of each, and by owner the position of every value that it has."""
 
     types: list[Type] = field(default_factory=list)
-    at: dict[Hashable, dict[Hashable, int]] = field(default_factory=dict)
+    at: dict[Any, dict[Any, int]] = field(default_factory=dict)
 
-    def fill(self, owner: Hashable, values: Mapping[Hashable, Any]) -> list[Any]:
+    def fill(self, owner: Any, values: Mapping[Any, Any]) -> list[Any]:
         """What an owner has at every position; inside a traced function."""
         known = {p: values[key] for key, p in self.at.get(owner, {}).items()}
         return [known[p] if p in known else t.zeros() for p, t in enumerate(self.types)]
@@ -73,9 +73,9 @@ class Transfer:
     """A value that one rank gives another: what it is there, and what here."""
 
     source: int
-    given: Hashable
+    given: Any
     target: int
-    taken: Hashable
+    taken: Any
     type: Type
 
 
@@ -86,7 +86,7 @@ class Exchange:
         self.ranks = ranks
         self.sends = align({r: [(t.given, t.type) for t in transfers if t.source == r] for r in range(ranks)})
         self.routes: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self._found: dict[tuple[int, Hashable], tuple[int, int]] = {}
+        self._found: dict[tuple[int, Any], tuple[int, int]] = {}
         for t in transfers:
             distance, p = (t.target - t.source) % ranks, self.sends.at[t.source][t.given]
             pairs = self.routes.setdefault((distance, p), [])
@@ -101,10 +101,10 @@ class Exchange:
             for (distance, p), pairs in self.routes.items()
         }
 
-    def takes(self, rank: int, key: Hashable) -> bool:
+    def takes(self, rank: int, key: Any) -> bool:
         """Whether a rank is given this."""
         return (rank, key) in self._found
 
-    def find(self, arrived: Mapping[tuple[int, int], Any], rank: int, key: Hashable) -> Any:
+    def find(self, arrived: Mapping[tuple[int, int], Any], rank: int, key: Any) -> Any:
         """What a rank was given."""
         return arrived[self._found[rank, key]]

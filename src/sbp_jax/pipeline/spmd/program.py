@@ -1,7 +1,8 @@
 """The one program: what runs once before, a loop over time slots, what runs once after, on every device.
 
-A rank's tasks are branches of a switch over the job of the time slot. All devices of a rank take the same branch, so the
-collectives of a stage's plan run inside it. What goes to other ranks is sent at the end of a time slot, by all at once.
+A rank's tasks are branches of a switch over the job of the time slot. All devices of a rank take the same branch, so
+the collectives of a stage's plan run inside it. What goes to other ranks is sent at the end of a time slot, by all at
+once.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -29,9 +30,9 @@ Find = Callable[[Slot], Any]
 class SpmdProgram:
     """The program of a pipeline, to be traced in a ``shard_map`` over all devices.
 
-    ``arguments`` and ``results`` are the layouts of what it takes and gives, by rank. ``gathers``: pieces that only change
-    places within a rank are gathered instead. ``spread`` are results of the step that all ranks are given; these come after
-    the others.
+    ``arguments`` and ``results`` are the layouts of what it takes and gives, by rank. ``gathers``: pieces that only
+    change places within a rank are gathered instead. ``spread`` are results of the step that all ranks are given; these
+    come after the others.
     """
 
     def __init__(
@@ -105,8 +106,9 @@ class SpmdProgram:
                     x = p.plan.outputs[o]
                     for r in readers(self.parts, i, o):
                         kind = Type(stored_shape(x.shape, r.signature, p.plan.placement.shape), self.dtype(i, o))
-                        found.append(Transfer(self.source.rank(i), ("port", i, o, r.signature),
-                                              self.source.rank(r.instance), ("port", r.instance, r.port), kind))  # fmt: skip
+                        given, taken = ("port", i, o, r.signature), ("port", r.instance, r.port)
+                        there = self.source.rank(r.instance)
+                        found.append(Transfer(self.source.rank(i), given, there, taken, kind))
         return found
 
     def dtype(self, i: Instance, o: int) -> Any:
@@ -139,9 +141,7 @@ class SpmdProgram:
             own = [x for x, t in zip(results, self.results.types, strict=True) if not t.is_spent]
             return [*own, *self.run_spread(rank, results)]
 
-    def by_rank(
-        self, rank: Any, branch: Callable[[int], Mapping[Any, Any]], layout: Layout
-    ) -> list[Any]:
+    def by_rank(self, rank: Any, branch: Callable[[int], Mapping[Any, Any]], layout: Layout) -> list[Any]:
         """What each rank makes, at the positions of a layout."""
         if not layout.types:
             return []
@@ -157,7 +157,7 @@ class SpmdProgram:
     def shared(self, rank: int, given: Sequence[Any]) -> dict[Any, Any]:
         """The arguments that a rank gives others, as they are to lie there."""
         found = {}
-        for home, port, signature in self.source.exchange.sends.at[rank]:  # pyright: ignore[reportGeneralTypeIssues]
+        for home, port, signature in self.source.exchange.sends.at[rank]:
             x = self.argument(home, port, given, {})
             p = self.parts[home]
             shape = p.plan.inputs[port].shape
@@ -172,6 +172,7 @@ class SpmdProgram:
 
     def call(self, part: StagePart, find: Find) -> list[tuple[Slot, Any]]:
         """Run a part: what it takes for its own is an array with a dim for the devices."""
+
         def operand(slot: Slot) -> Any:
             x = find(slot)
             if slot.kind == "stack":
@@ -261,8 +262,8 @@ class SpmdProgram:
         at = self.table.outs.at[job]
         sends: dict[int, list[Any]] = {}
         for key in at:
-            if key[0] == "send":  # pyright: ignore[reportIndexIssue]
-                sends.setdefault(key[2], []).append(key)  # pyright: ignore[reportIndexIssue]
+            if key[0] == "send":
+                sends.setdefault(key[2], []).append(key)
         for slot, x in self.call(part_of(p, job.kind), find):
             if slot.kind != "port":
                 made[slot.kind, i, slot.key] = x
@@ -274,8 +275,9 @@ class SpmdProgram:
 
     def cross(self, rank: Any, memory: Mapping[Type, Any]) -> dict[tuple[int, int], Any]:
         """What the second direction's stages have, with the first's."""
+
         def own(r: int) -> dict[Any, Any]:
-            return {key: memory[self.type_of[key]][self.table.registers.at[r, key]]  # pyright: ignore
+            return {key: memory[self.type_of[key]][self.table.registers.at[r, key]]
                     for key in self.directions.sends.at[r]}  # fmt: skip
 
         return self.directions.run(self.by_rank(rank, own, self.directions.sends), self.axis)
@@ -294,7 +296,9 @@ class SpmdProgram:
             if slot.kind == "sum":
                 key = "sum", i, slot.key
                 x = memory[self.type_of[key]][self.table.registers.at[r, key]]
-                return p.join(slot.key, x, self.directions.find(crossed, r, key)) if self.directions.takes(r, key) else x
+                return (
+                    p.join(slot.key, x, self.directions.find(crossed, r, key)) if self.directions.takes(r, key) else x
+                )
             if slot.kind == "stack":
                 return [self.collected(r, (slot.kind, i, slot.key, k), memory, crossed)
                         for k in range(self.schedule.microbatches)]  # fmt: skip
@@ -302,7 +306,9 @@ class SpmdProgram:
                 key = slot.kind, i, slot.key
                 if key in self.before.at[r]:
                     return before[self.before.at[r][key]]
-                return next(made[self.kept[n].at[r][key]] for n, made in enumerate(earlier) if key in self.kept[n].at[r])
+                return next(
+                    made[self.kept[n].at[r][key]] for n, made in enumerate(earlier) if key in self.kept[n].at[r]
+                )
             if p.source.takes[slot.key].kind == "late":
                 level = p.source.takes[slot.key].level
                 return self.late[level].find(arrived[level], r, ("port", i, slot.key))
@@ -335,6 +341,7 @@ class SpmdProgram:
 
     def run_spread(self, rank: Any, results: Sequence[Any]) -> list[Any]:
         """The results that all ranks are given."""
+
         def own(r: int) -> dict[Any, Any]:
             return {o: results[self.results.at[r][o]] for o in self.spread if self.owner[o] == r}
 

@@ -5,15 +5,16 @@ type are ever alive at once.
 """
 
 import heapq
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .layout import Type
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """From the end of the slot ``made`` to the start of the slot ``last``, in which a value is read for the last time."""
+    """From the end of the slot ``made`` to the start of the slot ``last``, in which it is read for the last time."""
 
     type: Type
     made: int
@@ -28,10 +29,10 @@ class Registers:
     """
 
     count: dict[Type, int] = field(default_factory=dict)
-    at: dict[tuple[int, Hashable], int] = field(default_factory=dict)
+    at: dict[tuple[int, Any], int] = field(default_factory=dict)
 
 
-def allocate(ranks: Mapping[int, Mapping[Hashable, Lifetime]]) -> Registers:
+def allocate(ranks: Mapping[int, Mapping[Any, Lifetime]]) -> Registers:
     """Registers for the values of every rank."""
     found = Registers()
     for rank, values in ranks.items():

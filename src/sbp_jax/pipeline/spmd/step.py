@@ -22,7 +22,6 @@ from ..stage_parts import StageParts, stage_parts
 from ..stage_program import StageProgram
 from .arguments import Arguments, Held
 from .arrays import Fillers, assembled, pieces_of, shape_of, spec_of, stacked, taken_apart
-from .layout import Type
 from .program import SpmdProgram
 from .wiring import wired
 
@@ -35,8 +34,8 @@ def spmd_step(
     """The step of a plan, on devices.
 
     Raises:
-        PlanError: groups of devices of unlike shape; a stage with ordered effects, which one program for several devices
-            cannot have.
+        PlanError: groups of devices of unlike shape; a stage with ordered effects, which one program for several
+            devices cannot have.
     """
     check_places(places)
     mesh, ranks = _whole_mesh(places)
@@ -61,13 +60,15 @@ def check_places(places: Sequence[Placement]) -> None:
     unlike = next((p for p in places if (p.shape, p.axis_names) != (places[0].shape, places[0].axis_names)), None)
     if unlike is not None:
         raise PlanError(
-            f'execution="spmd" is one program for all devices, whose groups must have one shape: {places[0]} and {unlike} '
-            'differ. Give a number of stages that divides the devices (sbp.Pipeline(stages=2, ...)), or run stages on '
-            'unlike groups with execution="actors"'
+            f'execution="spmd" is one program for all devices, whose groups must have one shape: {places[0]} and '
+            f"{unlike} differ. Give a number of stages that divides the devices (sbp.Pipeline(stages=2, ...)), or run "
+            'stages on unlike groups with execution="actors"'
         )
     several = sorted({r for p in places for r in p.flat_ranks if sum(r in q.flat_ranks for q in places) > 1})
     if several:
-        raise PlanError(f'execution="spmd": devices {several} are in several groups; give every stage devices of its own')
+        raise PlanError(
+            f'execution="spmd": devices {several} are in several groups; give every stage devices of its own'
+        )
 
 
 def check_effects(parts: StageParts) -> None:
@@ -76,9 +77,9 @@ def check_effects(parts: StageParts) -> None:
     ordered = sorted(k for k in kinds if "Ordered" in k)
     if ordered:
         raise PlanError(
-            f'stage {parts.source.stage} has effects that happen in order ({", ".join(ordered)}: jax.debug.print or '
-            'io_callback with ordered=True), which execution="spmd", one program for several devices, cannot have. Take '
-            'ordered=False, or execution="actors"'
+            f"stage {parts.source.stage} has effects that happen in order ({', '.join(ordered)}: jax.debug.print or "
+            'io_callback with ordered=True), which execution="spmd", one program for several devices, cannot have. '
+            'Take ordered=False, or execution="actors"'
         )
 
 
@@ -96,7 +97,10 @@ def _whole_mesh(places: Sequence[Placement]) -> tuple[Mesh, np.ndarray]:
 
 
 class SpmdStep:
-    """A planned step as one program for all devices. ``jitted`` takes and gives one array for each position of layouts."""
+    """A planned step as one program for all devices.
+
+    ``jitted`` takes and gives one array for each position of the program's layouts.
+    """
 
     record = None
 
@@ -114,10 +118,11 @@ class SpmdStep:
                     spec = to_partition_spec(leaf.signature, where, len(leaf.shape))
                     self._results[given.key] = tuple(leaf.shape), NamedSharding(where.mesh, spec)
         takes, gives = program.arguments.types, program.results.types
+        specs = [spec_of(t, mesh) for t in gives if not t.is_spent]
+        specs += [self._results[o][1].spec for o in program.spread]
         mapped = jax.shard_map(
-            program.run, mesh=mesh, check_vma=False, in_specs=tuple(spec_of(t, mesh) for t in takes),
-            out_specs=[spec_of(t, mesh) for t in gives if not t.is_spent] + [self._results[o][1].spec for o in program.spread],
-        )  # fmt: skip
+            program.run, mesh=mesh, check_vma=False, in_specs=tuple(spec_of(t, mesh) for t in takes), out_specs=specs
+        )
 
         def sbp_pipeline(*arguments: Any) -> list[Any]:
             return mapped(*arguments)
@@ -131,10 +136,13 @@ class SpmdStep:
             for r in program.ranks
             for held, placed in program.source.placed[r].items()
         }
+
     def lower(self) -> Any:
         """As ``jax.jit``'s."""
         shapes = [
-            jax.ShapeDtypeStruct(shape_of(t, self.mesh), t.dtype, sharding=NamedSharding(self.mesh, spec_of(t, self.mesh)))
+            jax.ShapeDtypeStruct(
+                shape_of(t, self.mesh), t.dtype, sharding=NamedSharding(self.mesh, spec_of(t, self.mesh))
+            )
             for t in self.program.arguments.types
         ]
         return self.jitted.lower(*shapes)
@@ -183,4 +191,3 @@ class SpmdStep:
 
     def close(self) -> None:
         """Nothing is open."""
-

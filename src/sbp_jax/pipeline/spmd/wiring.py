@@ -21,7 +21,7 @@ from .registers import Lifetime, Registers, allocate
 from .timetable import time_slots
 
 Key = tuple[Any, ...]
-"""What a value is: its kind, its stage, and which one it is there. In memory with the number of the micro-batch, too."""
+"""What a value is: its kind, its stage, and which one it is there; in memory the number of the micro-batch, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,13 @@ def readers(all_parts: Mapping[Instance, StageParts], instance: Instance, o: int
 
 @dataclass(slots=True)
 class Table:
-    """``jobs`` by number; 0 is to wait. By slot and rank: ``job``, ``number`` of the micro-batch, ``reads`` the register of
-    each thing that the job reads of memory, ``writes`` that of what it makes at each position, ``arrives`` that of what
-    comes by each of ``routes`` (distance, position). The last register of a type takes what is not kept."""
+    """What happens in every time slot.
+
+    By slot and rank: ``job`` the number in ``jobs``, from 1, 0 to wait; ``number`` that of the micro-batch; ``reads``
+    the register of each thing that the job reads of memory, ``writes`` that of what it makes at each position,
+    ``arrives`` that of what comes by each of ``routes`` (distance, position). The last register of a type takes what is
+    not kept.
+    """
 
     jobs: list[Job]
     job: np.ndarray
@@ -143,7 +147,7 @@ class _Wiring:
                 if task is None:
                     continue
                 job = _job(task)
-                for (key, p) in self.outs.at[job].items():
+                for key, p in self.outs.at[job].items():
                     kind = self.outs.types[p]
                     for there, name in self.goes(rank, key, task):
                         if name[0] == "sum":
@@ -159,7 +163,7 @@ class _Wiring:
             raise InternalError(f"{missing[0]} is read and not made")
         return found
 
-    def goes(self, rank: int, key: Any, task: Task) -> list[tuple[int, Key]]:
+    def goes(self, rank: int, key: Any, task: Task | None) -> list[tuple[int, Key]]:
         """The ranks that something a task made goes to, and what it is there."""
         if key[0] != "send":
             return [(rank, _of(key, task))]
