@@ -34,8 +34,8 @@ class _Entry:
 class PipelinedFunction(ParallelFunction):
     """A function that runs as a pipeline. Calls like the function; ``plan`` and ``close`` as well.
 
-    A call returns when the step has ended. It cannot be traced (``jax.jit``, ``jax.grad``) nor lowered as one program:
-    every stage is a program of its own.
+    A call returns when the step has ended. It cannot be traced (``jax.jit``, ``jax.grad``). With ``execution="actors"``
+    every stage is a program of its own, so that it cannot be lowered as one; with "spmd" it can.
     """
 
     _kept: Any = None
