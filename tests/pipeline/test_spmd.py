@@ -51,7 +51,7 @@ def test_every_schedule_gives_what_the_actors_give_and_where_they_do(name: str) 
     actors.close()
 
 
-@pytest.mark.parametrize("model", ["gpt", "lstm", "dlrm"])
+@pytest.mark.parametrize("model", ["gpt", *(pytest.param(m, marks=pytest.mark.slow) for m in ("lstm", "dlrm"))])
 def test_stages_are_planned_over_their_devices(model: str) -> None:
     case = zoo.build(model)
     data = case.batch(0)
@@ -67,7 +67,13 @@ def test_stages_are_planned_over_their_devices(model: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "stages", "chunks"),
-    [("1f1b", 4, None), ("interleaved_1f1b", 2, 2), ("zb_v", 2, None), ("chimera", 4, None)],
+    [
+        ("interleaved_1f1b", 2, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("1f1b", 4, None), ("zb_v", 2, None), ("chimera", 4, None))
+        ),
+    ],
 )
 def test_an_encoder_is_read_by_all_stages_of_a_decoder_and_shares_its_embedding(
     name: str, stages: int, chunks: int | None
@@ -230,6 +236,7 @@ def test_pieces_change_places_without_a_permute() -> None:
     route = boxing.route("S(0), S(1)", "S(1), S(0)", where, x.shape)
     texts = []
     for gathers in (False, True):
+
         def moved(piece: jax.Array, gathers: bool = gathers) -> jax.Array:
             with boxing.without_permutes(gathers):
                 return boxing.apply(route, piece, where.axis_names)
@@ -239,3 +246,13 @@ def test_pieces_change_places_without_a_permute() -> None:
         np.testing.assert_array_equal(run(x), x)
         texts.append(run.lower(x).compile().as_text())
     assert ["collective-permute" in text for text in texts] == [True, False]
+
+
+def test_stages_are_chosen_among_groups_alike() -> None:
+    run = sbp.auto_parallel(mlp_step, placement=EIGHT, donate_argnums=0, config=options(microbatches=4))
+    close(run(mlp_state(), batch()), jax.jit(mlp_step)(mlp_state(), batch()))
+    plan: Any = run.plan(mlp_state(), batch())
+    assert len({p.placement.shape for p in plan.stages}) == 1
+    assert plan.notes == [f"{plan.schedule.ranks} groups of devices alike, the best of 1, 2, 4, 8"]
+    chimera = sbp.auto_parallel(mlp_step, placement=EIGHT, config=options(microbatches=4, schedule="chimera"))
+    assert chimera.plan(mlp_state(), batch()).schedule.ranks in (2, 4, 8)  # pyright: ignore

@@ -52,7 +52,9 @@ class PipelinedFunction(ParallelFunction):
         step = self._step(entry)
         leaves = jax.tree.leaves((call.dynamic, call.kwargs))
         results = step([*leaves, *entry.program.constants])
-        return jax.tree.unflatten(entry.out_tree, map(weakened, results, entry.program.weak_results))
+        if not step.is_shared:  # an array that is in other processes alone cannot be changed here
+            results = list(map(weakened, results, entry.program.weak_results))
+        return jax.tree.unflatten(entry.out_tree, results)
 
     def plan(self, *args: Any, **kwargs: Any) -> Any:
         """The pipeline's plan for these arguments (arrays or ``jax.ShapeDtypeStruct``), a ``sbp.PipelinePlan``."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PlanError
+from ..errors import PlanError, SbpError, ScheduleError
 from ..placement import Placement
 from ..plan import PlanData
 from ..planner import Request
@@ -89,12 +89,14 @@ def make_pipeline(
         return planned(cuts.at_paths(parts, forward, options.stages), split_placement(where, ranks), schedule, [])
     if isinstance(options.stages, int):
         return evenly(options.stages)
+    limit = request_on(where).memory_limit_bytes or math.inf
+    if options.execution == "spmd":  # one program: its groups of devices are alike
+        return _best_alike(evenly, [n for n in _ALIKE if where.size % n == 0 and n <= len(forward)], limit)
     found = search_stages(parts, factors, forward, backward, options, where, request_on)
     if found is None:
         return evenly(where.shape[0])
     chosen = planned(found.stage_of, found.places, found.schedule, [found.note])
     # Layers' seconds do not add up to just those of a stage: groups of devices alike may be better after all.
-    limit = request_on(where).memory_limit_bytes or math.inf
     for ranks in _ALIKE:
         if where.size % ranks == 0 and ranks <= len(forward):
             other = evenly(ranks)
@@ -102,6 +104,31 @@ def make_pipeline(
                 other.plan.notes = [f"{ranks} groups of devices alike, better than what was chosen first: {found.note}"]
                 chosen = other
     return chosen
+
+
+def _best_alike(evenly: Callable[[int], Made], numbers: Sequence[int], limit_bytes: float) -> Made:
+    """The plan with the least seconds of those on so many groups of devices alike.
+
+    Raises what the last of them raised where there is none within the limit.
+    """
+    found: list[Made] = []
+    refused: SbpError | None = None
+    for ranks in numbers:
+        try:
+            made = evenly(ranks)
+        except (PlanError, ScheduleError) as error:
+            refused = error
+            continue
+        if made.plan.memory_per_device <= limit_bytes:
+            found.append(made)
+    if not found:
+        raise refused or PlanError(
+            f"no plan on {', '.join(map(str, numbers))} groups of devices alike fits into {limit_bytes:.0f} bytes a "
+            'device: give more memory (memory_limit), or take execution="actors", which may choose unlike groups'
+        )
+    best = min(found, key=lambda made: made.plan.step_seconds)
+    best.plan.notes = [f"{len(best.places)} groups of devices alike, the best of {', '.join(map(str, numbers))}"]
+    return best
 
 
 def _schedule(options: Pipeline, ranks: int) -> Schedule:

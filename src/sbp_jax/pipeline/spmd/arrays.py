@@ -65,10 +65,7 @@ def assembled(
            if d.process_index == jax.process_index()]  # fmt: skip
     found = []
     for p, kind in enumerate(layout.types):
-        shards = [
-            pieces[r][by_position[r][p]][d] if p in by_position[r] else fillers.get(kind, d)
-            for d, r in own
-        ]
+        shards = [pieces[r][by_position[r][p]][d] if p in by_position[r] else fillers.get(kind, d) for d, r in own]
         sharding = NamedSharding(mesh, spec_of(kind, mesh))
         found.append(jax.make_array_from_single_device_arrays(shape_of(kind, mesh), sharding, shards, dtype=kind.dtype))
     return found

@@ -130,6 +130,8 @@ class SpmdStep:
         spent = tuple(k for k, t in enumerate(takes) if t.is_spent)
         self.jitted = jax.jit(sbp_pipeline, donate_argnums=spent, compiler_options=options)
         self._spent = {t: sum(t == u for u in takes) for t in takes if t.is_spent}
+        self.is_shared = len({d.process_index for d in mesh.devices.flat}) > 1
+        """Whether other processes run it too."""
         self._waits = cannot_run_ahead(mesh.devices.flat)
         self._there = {
             (r, held): NamedSharding(program.parts[program.own[r][0]].plan.placement.mesh, placed.spec)
