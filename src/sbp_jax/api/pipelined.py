@@ -51,7 +51,9 @@ class PipelinedFunction(ParallelFunction):
         entry: Any = self._entry(call)
         step = self._step(entry)
         leaves = jax.tree.leaves((call.dynamic, call.kwargs))
-        results = step([*leaves, *entry.program.constants])
+        stacked = entry.made.stacked
+        values = [*leaves, *entry.program.constants]
+        results = step(values) if stacked is None else stacked.joined(step(stacked.split(values)))
         if not step.is_shared:  # an array that is in other processes alone cannot be changed here
             results = list(map(weakened, results, entry.program.weak_results))
         return jax.tree.unflatten(entry.out_tree, results)
@@ -112,8 +114,7 @@ class PipelinedFunction(ParallelFunction):
                         f"{places[0]} is abstract: the pipeline of {self._name} is planned, and cannot run here. "
                         "Give it devices: placement=sbp.placement(type, ranks)"
                     )
-                options = self._config.compiler_options
-                entry.step = make_step(entry.made, entry.program, options, self._execution)
+                entry.step = make_step(entry.made, self._config.compiler_options, self._execution)
             return entry.step
 
     def _make(self, call: Call) -> Any:

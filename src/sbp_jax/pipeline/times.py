@@ -32,10 +32,12 @@ class StageTimes:
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What one node of a stage's program takes in a step: in which ``part`` ("once", "forward", "input", "weight"), of
-    which ``stage`` of the step (-1: of none), and what a device holds of it until the backward part."""
+    which ``stage`` of the step (-1: of none), which ``node`` of the step it stands for (-1: none), and what a device
+    holds of it until the backward part."""
 
     part: str
     stage: int
+    node: int
     seconds: float
     held_bytes: float = 0.0
 
@@ -45,16 +47,16 @@ def spent(phases: Phases, source: StageProgram, plan: PlanData) -> Iterator[Spen
     cut, line = phases.cut, plan.timeline
     unit_of = {n.index: k for k, u in enumerate(cut.units) for n in nodes_of(u)}
 
-    def place(node: int) -> tuple[str, int]:
+    def place(node: int) -> tuple[str, int, int]:
         o = source.origin[node] if 0 <= node < len(source.origin) else -1
         k = unit_of.get(o, -1)
         stage = phases.stage[k] if k >= 0 else -1
         if k < 0 or cut.regions[k] is not Region.LOOP:
-            return "once", stage
+            return "once", stage, o
         if not phases.backward[k]:
-            return "forward", stage
+            return "forward", stage, o
         ways = cut.ways.get(o)
-        return ("weight" if ways is not None and any(c < -1 for c in ways[1]) else "input"), stage
+        return ("weight" if ways is not None and any(c < -1 for c in ways[1]) else "input"), stage, o
 
     for node, cost in line.runs:
         trips = math.prod(loop.trips for loop in line.loops if loop.first <= node <= loop.last)
@@ -84,7 +86,7 @@ def _held(phases: Phases, source: StageProgram, plan: PlanData, unit_of: dict[in
         for v, signature in zip(op.outs, plan.strategies[plan.nodes[op.index]][1], strict=True):
             if v.id in read:
                 held = v.itemsize * math.prod(stored_shape(v.shape, signature, plan.placement.shape))
-                yield Spent("forward", stage if stage >= 0 else read[v.id], 0.0, held)
+                yield Spent("forward", stage if stage >= 0 else read[v.id], source.origin[op.index], 0.0, held)
 
 
 def stage_times(phases: Phases, source: StageProgram, plan: PlanData) -> StageTimes:
