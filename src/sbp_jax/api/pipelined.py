@@ -11,6 +11,7 @@ from ..calls.roles import Call
 from ..errors import PlanError
 from ..pipeline import PipelinePlan, PipelineStep, make_pipeline, make_step
 from ..pipeline.make import Made
+from ..pipeline.spmd import SpmdStep
 from ..placement import Placement
 from ..planner import Request
 from ..step.jitted import weakened
@@ -27,14 +28,14 @@ class _Entry:
     made: Made
     program: Program
     out_tree: Any
-    step: PipelineStep | None = None
+    step: PipelineStep | SpmdStep | None = None
 
 
 class PipelinedFunction(ParallelFunction):
     """A function that runs as a pipeline. Calls like the function; ``plan`` and ``close`` as well.
 
-    A call returns when the step has ended. It cannot be traced (``jax.jit``, ``jax.grad``) nor lowered as one program:
-    every stage is a program of its own.
+    A call returns when the step has ended. It cannot be traced (``jax.jit``, ``jax.grad``). With ``execution="actors"``
+    every stage is a program of its own, so that it cannot be lowered as one; with "spmd" it can.
     """
 
     _kept: Any = None
@@ -53,7 +54,9 @@ class PipelinedFunction(ParallelFunction):
         stacked = entry.made.stacked
         values = [*leaves, *entry.program.constants]
         results = step(values) if stacked is None else stacked.joined(step(stacked.split(values)))
-        return jax.tree.unflatten(entry.out_tree, map(weakened, results, entry.program.weak_results))
+        if not step.is_shared:  # an array that is in other processes alone cannot be changed here
+            results = list(map(weakened, results, entry.program.weak_results))
+        return jax.tree.unflatten(entry.out_tree, results)
 
     def plan(self, *args: Any, **kwargs: Any) -> Any:
         """The pipeline's plan for these arguments (arrays or ``jax.ShapeDtypeStruct``), a ``sbp.PipelinePlan``."""
@@ -62,11 +65,27 @@ class PipelinedFunction(ParallelFunction):
         return plan
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """Not possible: raises ``PlanError``."""
-        raise PlanError(f"{self._name} runs as a pipeline: there is no one program to lower; see .plan(...).stages")
+        """With ``execution="spmd"``, as ``jax.jit``'s: ``.compile()`` gives ``.as_text()``, ``.memory_analysis()``.
+
+        Raises:
+            PlanError: the pipeline is run by actors.
+        """
+        if self._execution != "spmd":
+            raise PlanError(
+                f"{self._name} runs as a pipeline of several programs: there is no one program to lower; see "
+                '.plan(...).stages, or take sbp.Pipeline(..., execution="spmd")'
+            )
+        entry: Any = self._entry(self._call(args, kwargs))
+        return self._step(entry).lower()  # pyright: ignore[reportAttributeAccessIssue]
 
     def record(self) -> Any:
         """What the stages did in the last run, a ``sbp_jax.actors.Record``: spans, bubbles, a trace for Perfetto."""
+        if self._execution == "spmd":
+            raise PlanError(
+                f'{self._name} runs with execution="spmd" as one program, in which nobody takes the times of stages: '
+                'take jax.profiler.trace, or sbp.Pipeline(..., execution="actors"), whose .record() has them; '
+                ".plan(...).timing has the predicted ones"
+            )
         runs = [e.step.record for e in self._entries.values() if isinstance(e, _Entry) and e.step is not None]
         found = [r for r in (self._kept, *runs) if r is not None]
         if not found:
@@ -81,7 +100,12 @@ class PipelinedFunction(ParallelFunction):
                 entry.step.close()
                 entry.step = None
 
-    def _step(self, entry: _Entry) -> PipelineStep:
+    @property
+    def _execution(self) -> str:
+        options = self._config.pipeline
+        return "actors" if options is None else options.execution
+
+    def _step(self, entry: _Entry) -> PipelineStep | SpmdStep:
         with self._lock:
             if entry.step is None:
                 places = entry.made.places
@@ -90,7 +114,7 @@ class PipelinedFunction(ParallelFunction):
                         f"{places[0]} is abstract: the pipeline of {self._name} is planned, and cannot run here. "
                         "Give it devices: placement=sbp.placement(type, ranks)"
                     )
-                entry.step = make_step(entry.made, self._config.compiler_options)
+                entry.step = make_step(entry.made, self._config.compiler_options, self._execution)
             return entry.step
 
     def _make(self, call: Call) -> Any:

@@ -9,6 +9,7 @@ from .between import Box as Box
 from .between import parts as parts
 from .collectives import apply as apply
 from .collectives import execute as execute
+from .collectives import without_permutes as without_permutes
 from .routes import Route as Route
 from .routes import check_partial as check_partial
 from .routes import cost_matrix as cost_matrix

@@ -2,7 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,21 @@ from ..signature import Broadcast, Partial, Signature, Split, partial_sum
 from .routes import Route
 from .table import Step
 from .uneven import Blocks, blocks
+
+# Whether pieces that only change places are gathered instead. XLA for CPUs has all devices of a program meet at a
+# permute, those too for which nothing is in it: one that only some devices come to, in a branch, never ends.
+_without_permutes = ContextVar("without_permutes", default=False)
+
+
+@contextmanager
+def without_permutes(on: bool = True) -> Iterator[None]:
+    """A block in which routes are traced without permutes, for use in branches that only some devices take."""
+    token = _without_permutes.set(on)
+    try:
+        yield
+    finally:
+        _without_permutes.reset(token)
+
 
 _REDUCE = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
@@ -148,7 +165,12 @@ def _reduce_scatter(m: _Move, x: Any) -> Any:
 
 def _permute(m: _Move, x: Any) -> Any:
     sizes = tuple(lax.axis_size(name) for name in m.names)
-    return lax.ppermute(x, m.group, permutation(m.step.src, m.step.dst, m.step.axes, sizes))
+    pairs = permutation(m.step.src, m.step.dst, m.step.axes, sizes)
+    if not _without_permutes.get():
+        return lax.ppermute(x, m.group, pairs)
+    source = dict((b, a) for a, b in pairs)
+    order = np.array([source[k] for k in range(m.size)], np.int32)
+    return lax.all_gather(x, m.group)[jnp.asarray(order)[lax.axis_index(m.group)]]
 
 
 def permutation(src: Signature, dst: Signature, axes: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PlanError
+from ..errors import PlanError, SbpError, ScheduleError
 from ..placement import Placement
 from ..plan import PlanData
 from ..planner import Request
@@ -23,12 +23,16 @@ from .options import Pipeline
 from .phases import Phases, assign
 from .plan import PipelinePlan
 from .search import search_stages
+from .spmd import SpmdStep, spmd_step
 from .stacked import Stacked
 from .stage_parts import StagePart, StageParts, stage_parts
 from .stage_plan import plan_stage
 from .stage_program import StageProgram, flows, stage_program
 from .step import PipelineStep
 from .times import stage_times, transfer_seconds
+
+# Numbers of groups of devices alike that are tried for one program.
+_ALIKE = (1, 2, 4, 8)
 
 
 @dataclass(slots=True)
@@ -103,13 +107,15 @@ def make_pipeline(
         return planned(whole, stage_of, split_placement(where, ranks), schedule, [])
     if isinstance(options.stages, int):
         return evenly(options.stages)
+    limit = request_on(where).memory_limit_bytes or math.inf
+    layers = len(whole.forward) + cases.layered.length
+    if options.execution == "spmd":  # one program: its groups of devices are alike
+        return _best_alike(evenly, [n for n in _ALIKE if where.size % n == 0 and n <= layers], limit)
     found = search_stages(cases, options, where, request_on)
     if found is None:
         return evenly(where.shape[0])
     chosen = planned(found.case, found.stage_of, found.places, found.schedule, [found.note])
     # Layers' seconds do not add up to just those of a stage: groups of devices alike may be better after all.
-    limit = request_on(where).memory_limit_bytes or math.inf
-    layers = len(whole.forward) + cases.layered.length
     for ranks, least in sorted(found.alike.items(), key=lambda x: x[1]):
         if ranks <= layers and least < chosen.plan.step_seconds:
             other = evenly(ranks)
@@ -117,6 +123,31 @@ def make_pipeline(
                 other.plan.notes = [f"{ranks} groups of devices alike, better than what was chosen first: {found.note}"]
                 chosen = other
     return chosen
+
+
+def _best_alike(evenly: Callable[[int], Made], numbers: Sequence[int], limit_bytes: float) -> Made:
+    """The plan with the least seconds of those on so many groups of devices alike.
+
+    Raises what the last of them raised where there is none within the limit.
+    """
+    found: list[Made] = []
+    refused: SbpError | None = None
+    for ranks in numbers:
+        try:
+            made = evenly(ranks)
+        except (PlanError, ScheduleError) as error:
+            refused = error
+            continue
+        if made.plan.memory_per_device <= limit_bytes:
+            found.append(made)
+    if not found:
+        raise refused or PlanError(
+            f"no plan on {', '.join(map(str, numbers))} groups of devices alike fits into {limit_bytes:.0f} bytes a "
+            'device: give more memory (memory_limit), or take execution="actors", which may choose unlike groups'
+        )
+    best = min(found, key=lambda made: made.plan.step_seconds)
+    best.plan.notes = [f"{len(best.places)} groups of devices alike, the best of {', '.join(map(str, numbers))}"]
+    return best
 
 
 def _schedule(options: Pipeline, ranks: int) -> Schedule:
@@ -223,9 +254,18 @@ def _named_as(plan: PlanData, source: StageProgram, where: Placement) -> PlanDat
     return replace(plan, placement=where, inputs=inputs, outputs=outputs, function=f"stage {source.stage}")
 
 
-def make_step(made: Made, compiler_options: Mapping[str, Any] | None = None) -> PipelineStep:
+def make_step(
+    made: Made, compiler_options: Mapping[str, Any] | None = None, execution: str = "actors"
+) -> PipelineStep | SpmdStep:
     """The step of a plan, on devices."""
     schedule, phases, program = made.plan.schedule, made.phases, made.program
+    dims = {program.input_ops[i].outs[0].id: (i, d) for i, d in phases.cut.batch.items()}
+    dims |= {v: (i, -1) for i, op in enumerate(program.input_ops)
+             if (v := op.outs[0].id) not in dims and phases.cut.home[v].value == "loop"}  # fmt: skip
+    if execution == "spmd":
+        return spmd_step(
+            schedule, phases, made.sources, made.plan.stages, made.places, program, dims, compiler_options
+        )  # fmt: skip
     used: dict[int, int] = {}
     for source in made.sources:
         for port in source.takes:
@@ -239,9 +279,6 @@ def make_step(made: Made, compiler_options: Mapping[str, Any] | None = None) -> 
             there = replace(plan, placement=made.places[schedule.rank_of(s, d)])
             parts[d, s] = stage_parts(phases, source, there, splits_backward(schedule), shared, compiler_options)
     compile_parts([part for p in parts.values() for part in p.all])
-    dims = {program.input_ops[i].outs[0].id: (i, d) for i, d in phases.cut.batch.items()}
-    dims |= {v: (i, -1) for i, op in enumerate(program.input_ops)
-             if (v := op.outs[0].id) not in dims and phases.cut.home[v].value == "loop"}  # fmt: skip
     return PipelineStep(schedule, parts, dims, len(program.output_ops))
 
 

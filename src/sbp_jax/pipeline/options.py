@@ -27,6 +27,9 @@ class Pipeline:
         batch_statistics: "whole": a layer that needs statistics of the whole batch (a batch norm) is an error with more
             than one micro-batch. "microbatch": it takes those of each micro-batch, as GPipe does: another function than
             without a pipeline, whose running statistics are the means over the micro-batches.
+        execution: "actors": a program for each part of each stage, run as what they need arrives; stages may be unlike.
+            "spmd": the whole step as one program for all devices, whose groups must be of one shape; all take their
+            tasks in step, as the schedule's table says. It is what runs in several processes.
 
     Raises:
         PlanError: a schedule that is not known, or that changes the mathematics; numbers below 1.
@@ -37,6 +40,7 @@ class Pipeline:
     schedule: str = "1f1b"
     chunks: int | None = None
     batch_statistics: str = "whole"
+    execution: str = "actors"
 
     def __post_init__(self) -> None:
         stages: Any = self.stages
@@ -54,6 +58,11 @@ class Pipeline:
                 raise PlanError(f"Pipeline({name}=...) is a number of at least 1, got {n!r}")
         if self.batch_statistics not in ("whole", "microbatch"):
             raise PlanError(f"batch_statistics is 'whole' or 'microbatch', got {self.batch_statistics!r}")
+        if self.execution not in ("actors", "spmd"):
+            raise PlanError(
+                "execution is 'actors' (a program for each part of each stage) or 'spmd' (one program for all "
+                f"devices), got {self.execution!r}"
+            )
         known = schedules()
         if self.schedule not in known:
             raise PlanError(f"schedule {self.schedule!r} is not known; possible: {', '.join(map(repr, sorted(known)))}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from .._compat import opened
 from ..errors import InternalError
@@ -34,13 +35,13 @@ def loop_of(program: Program) -> Structured | None:
     return next((u for u in loops if LOOP in str(getattr(u.info, "name_stack", ""))), None)
 
 
-def local_stage(program: Program, plan: PlanData, loop: Structured | None) -> LocalStage:
-    """Lower a stage's program by its plan."""
+def local_stage(program: Program, plan: PlanData, loop: Structured | None, mesh: Mesh) -> LocalStage:
+    """Lower a stage's program by its plan. ``mesh`` is the placement's, or one that has its axes and others."""
     emit = _StageEmitter(program, plan)
     emit.loop = loop
     where = plan.placement
     mapped = jax.shard_map(
-        emit.run, mesh=where.mesh, check_vma=False,
+        emit.run, mesh=mesh, check_vma=False,
         in_specs=tuple(to_partition_spec(x.signature, where, len(x.shape)) for x in plan.inputs),
         out_specs=[to_partition_spec(x.signature, where, len(x.shape)) for x in plan.outputs],
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .. import boxing
 from .._compat import opened, scan_operands
@@ -57,13 +57,19 @@ class _Result:
 
 @dataclass(slots=True)
 class StagePart:
-    """One jitted part: its operands and results by slot, in order. ``shapes`` are those of its operands."""
+    """One jitted part: its operands and results by slot, in order. ``shapes`` are those of its operands.
+
+    ``local`` is the same on one device's pieces, inside a ``shard_map``; ``specs`` say how its results lie.
+    """
 
     name: str
     takes: list[Slot]
     gives: list[Slot]
     function: Any
     shapes: list[Any] = field(default_factory=list)
+    local: Callable[..., list[Any]] = lambda: []
+    specs: list[PartitionSpec] = field(default_factory=list)
+    effects: frozenset[Any] = frozenset()
 
     def lowered(self) -> Any:
         """As ``jax.jit(...).lower``, under the settings of the caller's thread."""
@@ -76,7 +82,8 @@ class StageParts:
 
     ``after`` is by level. ``shardings`` say how each of the stage's
     arguments arrives (of a part of every micro-batch: that of one part), ``own`` how what devices keep for themselves
-    lies. ``join`` adds two of the loop's sums, given its number.
+    lies. ``join`` adds two of the loop's sums, given its number. ``leaves`` are the signatures of what leaves with
+    every micro-batch, by result.
     """
 
     source: StageProgram
@@ -88,36 +95,45 @@ class StageParts:
     shardings: dict[int, NamedSharding]
     own: NamedSharding
     join: Callable[[int, Any, Any], Any]
+    leaves: dict[int, Signature] = field(default_factory=dict)
 
     @property
     def all(self) -> list[StagePart]:
         """Its parts, in the order that they run in."""
         return [self.before, self.forward, *self.backward, *self.after]
 
+    def arrives(self, port: int) -> Signature:
+        """How an argument lies on the stage's devices; of a part of every micro-batch, one part."""
+        whole = self.plan.inputs[port].signature
+        return _part_of(whole) if self.source.takes[port].kind in _WITH_EVERY_PART else whole
+
 
 def stage_parts(
     phases: Phases, source: StageProgram, plan: PlanData, splits_backward: bool, shared: Set[int] = frozenset(),
-    compiler_options: Mapping[str, Any] | None = None,
+    compiler_options: Mapping[str, Any] | None = None, mesh: Mesh | None = None,
 ) -> StageParts:  # fmt: skip
     """Lower and cut a stage.
 
     ``splits_backward``: whether its backward part is two; ``shared`` are the arguments of the step that other stages
-    read as well.
+    read as well; ``mesh`` one that has the axes of the stage's and others, where the parts are to be part of a program
+    on that.
     """
-    return _Maker(phases, source, plan, splits_backward, shared, dict(compiler_options or {})).make()
+    options = dict(compiler_options or {})
+    return _Maker(phases, source, plan, splits_backward, shared, options, mesh or plan.placement.mesh).make()
 
 
 class _Maker:
     def __init__(
         self, phases: Phases, source: StageProgram, plan: PlanData, splits: bool, shared: Set[int],
-        options: dict[str, Any],
+        options: dict[str, Any], mesh: Mesh,
     ) -> None:  # fmt: skip
         self.phases, self.cut, self.source, self.plan = phases, phases.cut, source, plan
         self.splits, self.shared, self.options = splits, shared, options
-        self.where, self.mesh = plan.placement, plan.placement.mesh
+        self.where, self.mesh = plan.placement, mesh
         self.unit_of = {n.index: k for k, u in enumerate(self.cut.units) for n in nodes_of(u)}
         self.loop = loop_of(source.program)
-        self.local = local_stage(source.program, plan, self.loop)
+        self.local = local_stage(source.program, plan, self.loop, mesh)
+        self.leaves: dict[int, Signature] = {}
         self.port_of, self.constants, self.out_vars = self.local.port_of, self.local.constants, self.local.out_vars
         self.backward_values = {
             v.id for k, u in enumerate(self.cut.units) if phases.backward[k] for n in nodes_of(u) for v in n.outs
@@ -141,7 +157,7 @@ class _Maker:
         after = [self.part("after", p, self.after_sources, i) for i, p in enumerate(self.top[2:])]
         return StageParts(
             self.source, self.plan, before, forward, backward, after, shardings,
-            NamedSharding(self.mesh, PartitionSpec(self.where.axis_names)), self.joined,
+            NamedSharding(self.mesh, PartitionSpec(self.where.axis_names)), self.joined, self.leaves,
         )  # fmt: skip
 
     def joined(self, number: int, a: Any, b: Any) -> Any:
@@ -308,7 +324,8 @@ class _Maker:
         )
         jitted = jax.jit(function, donate_argnums=donated, compiler_options=self.options)
         shapes = [self.shape(t, v, spec) for t, v, spec in zip(takes, wanted, in_specs, strict=True)]
-        return StagePart(name, takes, gives, jitted, shapes)
+        effects = frozenset(x for e in part.equations for x in e.effects)
+        return StagePart(name, takes, gives, jitted, shapes, local, [r.spec for r in results], effects)
 
     def shape(self, slot: Slot, v: Any, spec: PartitionSpec) -> Any:
         """What a part is handed for an operand."""
@@ -386,6 +403,7 @@ class _Maker:
         """What leaves with every micro-batch; its terms are summed first."""
         shape, dtype = self.plan.outputs[o].shape[1:], self.plan.outputs[o].dtype
         dst = Signature(tuple(broadcast if isinstance(c, Partial) else c for c in src))
+        self.leaves[o] = dst
         route = boxing.route(src, dst, self.where, shape, dtype)
         spec = to_partition_spec(dst, self.where, len(shape))
         return _Result(Slot("port", o), v, spec, lambda x: boxing.apply(route, x, self.where.axis_names))

@@ -23,6 +23,8 @@ class _Link:
 class PipelineStep:
     """A planned step that runs on stages. One call at a time: a second thread waits for the first."""
 
+    is_shared = False
+
     def __init__(
         self, schedule: Schedule, parts: Mapping[Instance, StageParts], batch_dims: Mapping[int, tuple[int, int]],
         results: int,
