@@ -20,6 +20,7 @@ from ..schedules import Schedule, by_name
 from ..trace import Program, fingerprint
 from . import cuts
 from .actors_of import Instance, splits_backward
+from .asynchronous import check_updates, note, share_state, state_of, updates_between
 from .marks import marked_placement
 from .microbatches import Microbatches, cut
 from .options import Pipeline
@@ -30,7 +31,8 @@ from .stage_parts import StagePart, StageParts, stage_parts
 from .stage_plan import plan_stage
 from .stage_program import StageProgram, flows, stage_program
 from .step import PipelineStep
-from .times import stage_times, transfer_seconds
+from .times import stage_times, transfer_seconds, version_bytes
+from .update_parts import update_parts
 
 # Numbers of groups of devices alike that ``stages="auto"`` compares with what the search finds.
 _ALIKE = (1, 2, 4, 8)
@@ -44,6 +46,8 @@ class Made:
     phases: Phases
     sources: list[StageProgram]
     places: list[Placement]
+    state: dict[int, int]
+    """Where weights are updated between micro-batches: by argument the result that replaces it."""
 
 
 def make_pipeline(
@@ -65,7 +69,8 @@ def make_pipeline(
     forward = forward_units(parts, backward)
 
     def planned(stage_of: dict[int, int], places: list[Placement], schedule: Schedule, notes: list[str]) -> Made:
-        return _planned(assign(parts, stage_of, schedule.stages, backward), places, schedule, request_on, name, notes)
+        phases = assign(parts, stage_of, schedule.stages, backward)
+        return _planned(phases, places, schedule, request_on, name, notes, returned)
 
     def evenly(ranks: int) -> Made:
         places = split_placement(where, ranks)
@@ -104,21 +109,21 @@ def make_pipeline(
 
 
 def _schedule(options: Pipeline, ranks: int) -> Schedule:
-    schedule = by_name(options.schedule, ranks, options.microbatches, **_chunks(options))
-    if not schedule.is_synchronous:
-        raise PlanError(
-            f"schedule {options.schedule!r} updates weights between micro-batches, which changes the mathematics: it "
-            "can be drawn and timed (sbp.schedules), not run"
-        )
-    return schedule
+    return by_name(options.schedule, ranks, options.microbatches, **_chunks(options), **_updates(options))
 
 
 def _planned(
     phases: Phases, places: list[Placement], schedule: Schedule, request_on: Callable[[Placement], Request], name: str,
-    notes: list[str],
+    notes: list[str], returned: Sequence[tuple[int, int]],
 ) -> Made:  # fmt: skip
     """The plan of every stage, and of the whole."""
-    flow = flows(phases)
+    flow, state = flows(phases), dict[int, int]()
+    if updates_between(schedule):
+        state = state_of(phases.cut.program, phases, returned, schedule)
+        share_state(phases, flow, state)
+        check_updates(phases, flow, state, schedule)
+    if not schedule.is_synchronous:
+        notes = [*notes, note(schedule)]
     sources = [stage_program(phases, s, flow) for s in range(schedule.stages)]
     plans = _plans(sources, schedule, places, request_on, name)
     times = [stage_times(phases, source, plan) for source, plan in zip(sources, plans, strict=True)]
@@ -127,8 +132,9 @@ def _planned(
         name, schedule, plans, [t.seconds for t in times], [t.once_seconds for t in times],
         transfer_seconds(sources, plans, phases, cluster, schedule.ranks), [t.activation_bytes for t in times],
         [t.kept_bytes for t in times], notes,
+        [version_bytes(phases, source, plan, state) for source, plan in zip(sources, plans, strict=True)],
     )  # fmt: skip
-    return Made(plan, phases, sources, places)
+    return Made(plan, phases, sources, places, state)
 
 
 def _cut(
@@ -152,6 +158,10 @@ def _cut(
 
 def _chunks(options: Pipeline) -> dict[str, int]:
     return {} if options.chunks is None else {"chunks": options.chunks}
+
+
+def _updates(options: Pipeline) -> dict[str, int]:
+    return {} if options.update_every is None else {"update_every": options.update_every}
 
 
 def _ranks_for(options: Pipeline, stages: int) -> int:
@@ -240,7 +250,12 @@ def make_step(made: Made, program: Program, compiler_options: Mapping[str, Any] 
     for d in range(copies):
         for s, (source, plan) in enumerate(zip(made.sources, made.plan.stages, strict=True)):
             there = replace(plan, placement=made.places[schedule.rank_of(s, d)])
-            parts[d, s] = stage_parts(phases, source, there, splits_backward(schedule), shared, compiler_options)
+            if made.state:
+                parts[d, s] = update_parts(
+                    phases, source, there, shared, made.state, schedule.updates, compiler_options
+                )
+            else:
+                parts[d, s] = stage_parts(phases, source, there, splits_backward(schedule), shared, compiler_options)
     compile_parts([part for p in parts.values() for part in p.all])
     dims = {program.input_ops[i].outs[0].id: (i, d) for i, d in phases.cut.batch.items()}
     dims |= {v: (i, -1) for i, op in enumerate(program.input_ops)
