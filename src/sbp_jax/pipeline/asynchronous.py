@@ -72,12 +72,12 @@ def check_updates(phases: Phases, flow: Flows, state: dict[int, int], schedule: 
                 raise PlanError(
                     f"schedule {schedule.name!r} updates every stage by itself, while others still run: "
                     f"{_named(cut.units[k])} in stage {phases.stage[k]} needs {x} of stage {owner(phases, x)} for it "
-                    f"(a norm over the gradients of all stages, a loss that the update reads). {_POSSIBLE}"
+                    f"(a norm over the gradients of all stages, weights that stages share, a loss). {_POSSIBLE}"
                 )
             if x.id in numbers and cut.home[x.id] is Region.LOOP:
                 raise PlanError(
                     f"schedule {schedule.name!r} updates weights after a part of the batch: {_named(cut.units[k])} "
-                    f"needs all of {program.input_ops[numbers[x.id]].label} for the update. Take a synchronous "
+                    f"needs all of argument {program.input_ops[numbers[x.id]].label} for the update. Take a synchronous "
                     'schedule, such as "1f1b"'
                 )
     for s in range(phases.count):
@@ -90,7 +90,7 @@ def check_updates(phases: Phases, flow: Flows, state: dict[int, int], schedule: 
             if program.input_ops[i].outs[0].id in read and o not in flow.results[s]:
                 raise PlanError(
                     f"schedule {schedule.name!r} updates every stage by itself, while others still run: "
-                    f"{program.input_ops[i].label} is read by stage {s} and updated by stage "
+                    f"argument {program.input_ops[i].label} is read by stage {s} and updated by stage "
                     f"{result_stage(phases, o)} (weights that stages share). Possible: cut so that one stage has all "
                     'that reads it, give each stage its own, or take a synchronous schedule, such as "1f1b"'
                 )

@@ -108,6 +108,8 @@ class VersionedRun(StageRun):
         self.ports = {**self.ports, **changed}
         self.newest += 1
         if self.newest < count:
+            for o in self.updates.replaced.values():  # a later update's are those of the step
+                del self.results[o]
             again = any(slot.kind == "port" and slot.key in changed for slot in self.parts.before.takes)
             if again:
                 self.once(self.parts.before)

@@ -55,6 +55,9 @@ class UpdateMaker(Maker):
 
     def cut_top(self) -> None:
         """As without updates; then what the new state depends on, and what is reported, apart."""
+        # What the lowering lets ops wait for each other with would make the update depend on what is reported.
+        equations, self.out_vars = _without_barriers(self.local.jaxpr.eqns, self.out_vars)
+        self.local = replace(self.local, jaxpr=self.local.jaxpr.replace(eqns=equations))
         super().cut_top()
         levels = {id(e): k for k, p in enumerate(self.top[2:]) for e in p.equations}
         after = [e for e in self.local.jaxpr.eqns if id(e) in levels]
@@ -128,6 +131,22 @@ class UpdateMaker(Maker):
         donated = {i for i, _ in self.source.program.donated}
         reported = any(self.is_reported(o) and x is v for o, x in enumerate(self.out_vars))
         return not read and not reported and slot.key in donated and self.owns(slot.key)
+
+
+def _without_barriers(equations: Sequence[Any], results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Equations and results that read what optimization barriers are given, in place of what they hand on."""
+    given: dict[Any, Any] = {}
+
+    def read(v: Any) -> Any:
+        return v if is_literal(v) else given.get(v, v)
+
+    found = []
+    for e in equations:
+        if e.primitive.name == "optimization_barrier":
+            given.update(zip(e.outvars, map(read, e.invars), strict=True))
+        else:
+            found.append(e.replace(invars=[read(v) for v in e.invars]))
+    return found, [read(v) for v in results]
 
 
 def _behind(equations: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
