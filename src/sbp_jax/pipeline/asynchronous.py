@@ -77,8 +77,8 @@ def check_updates(phases: Phases, flow: Flows, state: dict[int, int], schedule: 
             if x.id in numbers and cut.home[x.id] is Region.LOOP:
                 raise PlanError(
                     f"schedule {schedule.name!r} updates weights after a part of the batch: {_named(cut.units[k])} "
-                    f"needs all of argument {program.input_ops[numbers[x.id]].label} for the update. Take a synchronous "
-                    'schedule, such as "1f1b"'
+                    f"needs all of argument {program.input_ops[numbers[x.id]].label} for the update. Take a "
+                    'synchronous schedule, such as "1f1b"'
                 )
     for s in range(phases.count):
         units = [k for k, at in enumerate(phases.stage) if at == s and (cut.regions[k] is Region.LOOP or k in updating)]
