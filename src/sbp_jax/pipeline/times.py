@@ -135,9 +135,10 @@ def version_bytes(phases: Phases, source: StageProgram, plan: PlanData, state: M
             read.add(x)
             queue += [] if k < 0 else [y.id for y in cut.units[k].reads]
     for port, leaf in zip(source.takes, plan.inputs, strict=True):
-        if port.kind == "argument" and port.key in state and cut.program.input_ops[port.key].outs[0].id in read:
-            shape = stored_shape(leaf.shape, leaf.signature, plan.placement.shape)
-            found += float(math.prod(shape) * jnp.dtype(leaf.dtype).itemsize)
+        if port.kind == "argument" and port.key in state:
+            v = cut.program.input_ops[port.key].outs[0]
+            if v.id in read:
+                found += v.itemsize * math.prod(stored_shape(leaf.shape, leaf.signature, plan.placement.shape))
     return found
 
 
