@@ -436,3 +436,34 @@ def test_numbers_that_a_schedule_does_not_have() -> None:
     step, state = step_of(OPTIMIZERS["sgd"]), (weights(), OPTIMIZERS["sgd"].init(weights()))
     with pytest.raises(sbp.SbpError, match=r"update_every=1 of 4 micro-batches is not possible, but 2, 4"):
         plan_of(step, state, 2, "pipedream_2bw", update_every=1)
+
+
+@pytest.mark.parametrize("rescale", [False, True])
+def test_a_bias_that_is_added_last_in_a_stage_is_updated_there(rescale: bool) -> None:
+    # Its gradient is a sum of what comes from the next stage.
+    def step(state: Any, x: Any, y: Any) -> Any:
+        def loss_of(p: Any) -> Any:
+            h = x
+            for w, b in p:
+                h = h + jnp.tanh(h @ w) + (b.reshape(1, 2, -1) if rescale else b).reshape(-1)
+            return error(h, y)
+
+        loss, g = jax.value_and_grad(loss_of)(state)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, state, g), loss
+
+    def first() -> Any:
+        return [(w, 0.1 * w[0]) for w in weights()[:2]]
+
+    config = sbp.AutoParallelConfig(pipeline=sbp.Pipeline(["state/1"], 2, "pipedream"))
+    run = sbp.auto_parallel(step, placement=sbp.placement("cpu", ranks=[0, 1]), donate_argnums=0, config=config)
+    state, _ = run(first(), *batch())
+    assert [[d.id for d in a.devices()] for a in jax.tree.leaves(state)] == [[0], [0], [1], [1]]
+    # Two micro-batches: stage 0 uses its first version for both.
+    right = [first()]
+    parts = list(zip(*(np.split(a, 2) for a in batch()), strict=True))
+    one, _ = step(right[0], *parts[0])
+    two, _ = step([right[0][0], one[1]], *parts[1])
+    moved = jax.tree.map(lambda a, b, c: a + b - c, one[0], two[0], right[0][0])
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves([moved, two[1]]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=3e-5, atol=3e-5)
+    run.close()

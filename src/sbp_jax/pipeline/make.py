@@ -69,7 +69,8 @@ def make_pipeline(
     forward = forward_units(parts, backward)
 
     def planned(stage_of: dict[int, int], places: list[Placement], schedule: Schedule, notes: list[str]) -> Made:
-        phases = assign(parts, stage_of, schedule.stages, backward)
+        alone = (program.donated or returned) if updates_between(schedule) else ()
+        phases = assign(parts, stage_of, schedule.stages, backward, alone)
         return _planned(phases, places, schedule, request_on, name, notes, returned)
 
     def evenly(ranks: int) -> Made:
