@@ -60,10 +60,11 @@ OPTIMIZERS = {
 class Simulated:
     """A stage of the plain simulation: its weights, and the functions that the micro-batches under way left."""
 
-    def __init__(self, ws: list[Any], optimizer: optax.GradientTransformation) -> None:
-        self.newest, self.optimizer, self.held = ws, optimizer, optimizer.init(ws)
+    def __init__(self, ws: Any, optimizer: optax.GradientTransformation) -> None:
+        self.newest: Any = ws
+        self.optimizer, self.held = optimizer, optimizer.init(ws)
         self.under_way: dict[int, Any] = {}
-        self.history = [ws]
+        self.history: list[Any] = [ws]
         self.sum: Any = None
 
     def forward(self, k: int, ws: Any, h: Any, y: Any, last: bool) -> Any:

@@ -8,7 +8,9 @@ def versions_used(schedule: Schedule, rank: int) -> tuple[int, ...]:
 
     A version is counted by the updates before it: 0 is what a step begins with.
     """
-    every, made = schedule.update_every or schedule.microbatches, 0
+    every, made = schedule.update_every, 0
+    if every is None:
+        return (0,) * schedule.microbatches
     used = [0] * schedule.microbatches
     for task in schedule.tasks[rank]:
         if task.kind is Kind.FORWARD:

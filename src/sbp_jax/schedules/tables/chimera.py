@@ -1,7 +1,8 @@
 """Chimera: two pipelines in opposite directions, each with half of the micro-batches, fill each other's bubbles.
 
 Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines",
-arXiv 2107.06925: a basic unit of p micro-batches, units one after the other ("direct concatenation"). Each rank holds the weights of two stages, and their gradients are added at the step's end.
+arXiv 2107.06925: a basic unit of p micro-batches, units one after the other ("direct concatenation").
+Each rank holds the weights of two stages, and their gradients are added at the step's end.
 """
 
 from ...errors import ScheduleError

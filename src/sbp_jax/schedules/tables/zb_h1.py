@@ -1,7 +1,7 @@
 """ZB-H1: 1F1B with the backward pass split, the weights' part delayed into what was bubble.
 
-Qi, Wan, Huang and Lin, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.1: a third of the
-bubble of 1F1B where F, I and W take equally long, and no more activations than its first rank holds.
+Qi, Wan, Huang and Lin, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.1: a third of the bubble
+of 1F1B where F, I and W take equally long, and no more activations than its first rank holds.
 """
 
 from ..schedule import Schedule
