@@ -7,7 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp_jax.errors import ScheduleError
-from sbp_jax.schedules import Kind, Schedule, StageSeconds, Task, by_name, check, peak_held, schedules, simulate
+from sbp_jax.schedules import (
+    Kind,
+    Schedule,
+    StageSeconds,
+    Task,
+    by_name,
+    check,
+    peak_held,
+    peak_versions,
+    schedules,
+    simulate,
+    versions_used,
+)
 from sbp_jax.schedules.schedule import needs, result
 
 UNIT = StageSeconds()
@@ -101,6 +113,20 @@ def test_only_pipedream_changes_the_mathematics(name: str) -> None:
         versions = {"pipedream": tuple(min(p - r, m) for r in range(p)), "pipedream_2bw": (2,) * p}.get(name, (1,) * p)
         assert schedule.weight_versions == versions
         assert schedule.is_synchronous == (not name.startswith("pipedream"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_versions_held_are_those_promised_in_runs_that_are_long_enough(name: str) -> None:
+    for p, m, _, schedule in grid(name):
+        held = peak_versions(schedule)
+        assert all(a <= b for a, b in zip(held, schedule.weight_versions, strict=True))
+        if schedule.is_synchronous or (m >= 2 * p and schedule.updates > 1):
+            assert held == schedule.weight_versions
+        for rank in range(schedule.ranks):
+            used = versions_used(schedule, rank)
+            late = {"pipedream": p - 1 - rank}.get(name, 0)
+            every, delay = schedule.update_every or m, schedule.update_delay or 0
+            assert used == tuple(max(0, k // every - delay - late) for k in range(m))
 
 
 def bubble(name: str, ranks: int, microbatches: int, seconds: StageSeconds = UNIT, **options: int) -> float:

@@ -3,7 +3,8 @@
 A rank (a group of devices) is a lane, and runs its tasks in the order of the schedule. Between stages an actor
 receives: it moves what leaves one stage to the devices of the other. What comes of the batch is loaded by an actor.
 What a forward part makes stays in its register until its backward part has run: so the registers of forward parts are
-the activations that a schedule promises to hold, and no more.
+the activations that a schedule promises to hold, and no more. Where weights are updated between micro-batches, ``U1``
+is the update of stage 1, in its lane.
 """
 
 import functools
@@ -17,6 +18,7 @@ from ..actors import Actor, ActorGraph
 from ..schedules import Kind, Schedule, Task
 from .stage_parts import StagePart, StageParts
 from .stage_run import Made, StageRun, moved, part_of
+from .stage_versions import VersionedRun, stage_runs
 
 Instance = tuple[int, int]
 """A stage of a direction: (direction, stage)."""
@@ -133,9 +135,30 @@ class _Wiring:
                 registers = held[i] if kind is Kind.FORWARD else self.count
                 actors.append(Actor(f"{kind}{_name(i)}", act, tuple(inputs), max(1, registers), lane, "compute",
                                     indices=self.indices[i[0]]))  # fmt: skip
-        orders = {f"rank {r}": tuple((actor_name(t), t.microbatch) for t in tasks)
+            if self.parts[i].updates is not None:
+                actors.append(Actor(f"U{_name(i)}", functools.partial(self.update, i), (f"B{_name(i)}",), 1, lane,
+                                    "compute", indices=tuple(filter(self.ends_group, range(self.count)))))  # fmt: skip
+        orders = {f"rank {r}": tuple(firing for t in tasks for firing in self.firings(t))
                   for r, tasks in enumerate(self.tasks)}  # fmt: skip
         return ActorGraph(tuple(actors), orders)
+
+    def ends_group(self, number: int) -> bool:
+        """Whether a micro-batch is the last one of an update."""
+        return (number + 1) % (self.schedule.update_every or self.count) == 0
+
+    def firings(self, task: Task) -> list[tuple[str, int]]:
+        """A task, and the update that follows it."""
+        i, found = (task.direction, task.stage), [(actor_name(task), task.microbatch)]
+        if self.parts[i].updates is not None and task.kind is Kind.BACKWARD and self.ends_group(task.microbatch):
+            found.append((f"U{_name(i)}", task.microbatch))
+        return found
+
+    def update(self, i: Instance, number: int, _: Made) -> Made:
+        """A stage's update after a group of micro-batches."""
+        stage = self.stages[i]
+        assert isinstance(stage, VersionedRun)
+        with jax.enable_x64(self.is_wide):
+            return stage.update(number // stage.every)
 
     def held(self) -> dict[Instance, int]:
         """By stage how many activations its schedule holds at once."""
@@ -189,5 +212,5 @@ def step_actors(
     ``parts`` by (direction, stage); ``batch_dims`` by value the argument that it is and the dim that is cut.
     """
     batch: dict[int, Any] = {}
-    stages = {i: StageRun(p, schedule.microbatches) for i, p in parts.items()}
+    stages = stage_runs(parts, schedule)
     return StepActors(_Wiring(schedule, parts, stages, batch, batch_dims).build(), stages, batch)

@@ -17,13 +17,15 @@ from .phases import backward_units, forward_units
 
 @dataclass(slots=True)
 class Case:
-    """A step in micro-batches. ``forward``: the ops that are cut into stages, by number; ``grouped``: where its layers
-    are in groups, what it was made of."""
+    """A step in micro-batches. ``forward``: the ops that are cut into stages, by number; ``returned``: arguments with
+    the results that replace them, where nothing is donated; ``grouped``: where its layers are in groups, what it was
+    made of."""
 
     parts: Microbatches
     factors: Sequence[Factors]
     backward: list[bool]
     forward: list[int]
+    returned: list[tuple[int, int]]
     grouped: Grouped | None = None
 
     @property
@@ -71,7 +73,7 @@ class Cases:
         factors = factor_maps(program)
         parts = _cut(program, factors, self.options, self.name, returned)
         backward = backward_units(parts)
-        return Case(parts, factors, backward, forward_units(parts, backward), grouped)
+        return Case(parts, factors, backward, forward_units(parts, backward), returned, grouped)
 
 
 def _cut(

@@ -17,6 +17,7 @@ from ..schedules import Schedule, by_name
 from ..trace import Program, fingerprint
 from . import cuts
 from .actors_of import Instance, splits_backward
+from .asynchronous import check_updates, note, share_state, state_of, updates_between
 from .case import Case, Cases
 from .marks import marked_placement
 from .options import Pipeline
@@ -29,7 +30,8 @@ from .stage_parts import StagePart, StageParts, stage_parts
 from .stage_plan import plan_stage
 from .stage_program import StageProgram, flows, stage_program
 from .step import PipelineStep
-from .times import stage_times, transfer_seconds
+from .times import stage_times, transfer_seconds, version_bytes
+from .update_parts import update_parts
 
 # Numbers of groups of devices alike that are tried for one program.
 _ALIKE = (1, 2, 4, 8)
@@ -43,6 +45,8 @@ class Made:
     phases: Phases
     sources: list[StageProgram]
     places: list[Placement]
+    state: dict[int, int]
+    """Where weights are updated between micro-batches: by argument the result that replaces it."""
     stacked: Stacked | None = None
     """Where layers that the user has in one array are in several stages."""
 
@@ -77,8 +81,9 @@ def make_pipeline(
             request = request_on(where)
             return request if grouped is None else replace(request, pins=grouped.pins(request.pins))
 
-        phases = assign(case.parts, stage_of, schedule.stages, case.backward)
-        made = _planned(phases, places, schedule, request_of, name, notes)
+        alone = (case.program.donated or case.returned) if updates_between(schedule) else ()
+        phases = assign(case.parts, stage_of, schedule.stages, case.backward, alone)
+        made = _planned(phases, places, schedule, request_of, name, notes, case.returned)
         made.stacked = None if grouped is None else Stacked(grouped)
         return made
 
@@ -151,21 +156,27 @@ def _best_alike(evenly: Callable[[int], Made], numbers: Sequence[int], limit_byt
 
 
 def _schedule(options: Pipeline, ranks: int) -> Schedule:
-    schedule = by_name(options.schedule, ranks, options.microbatches, **_chunks(options))
-    if not schedule.is_synchronous:
+    schedule = by_name(options.schedule, ranks, options.microbatches, **_chunks(options), **_updates(options))
+    if options.execution == "spmd" and updates_between(schedule):
         raise PlanError(
-            f"schedule {options.schedule!r} updates weights between micro-batches, which changes the mathematics: it "
-            "can be drawn and timed (sbp.schedules), not run"
+            f"schedule {schedule.name!r} updates weights between micro-batches, which one program for all devices "
+            '(execution="spmd") does not: take execution="actors", or a synchronous schedule, such as "1f1b"'
         )
     return schedule
 
 
 def _planned(
     phases: Phases, places: list[Placement], schedule: Schedule, request_on: Callable[[Placement], Request], name: str,
-    notes: list[str],
+    notes: list[str], returned: Sequence[tuple[int, int]],
 ) -> Made:  # fmt: skip
     """The plan of every stage, and of the whole."""
-    flow = flows(phases)
+    flow, state = flows(phases), dict[int, int]()
+    if updates_between(schedule):
+        state = state_of(phases.cut.program, phases, returned, schedule)
+        share_state(phases, flow, state)
+        check_updates(phases, flow, state, schedule)
+    if not schedule.is_synchronous:
+        notes = [*notes, note(schedule)]
     sources = [stage_program(phases, s, flow) for s in range(schedule.stages)]
     plans = _plans(sources, schedule, places, request_on, name)
     times = [stage_times(phases, source, plan) for source, plan in zip(sources, plans, strict=True)]
@@ -174,12 +185,17 @@ def _planned(
         name, schedule, plans, [t.seconds for t in times], [t.once_seconds for t in times],
         transfer_seconds(sources, plans, phases, cluster, schedule.ranks), [t.activation_bytes for t in times],
         [t.kept_bytes for t in times], [t.working_bytes for t in times], "permute" not in cluster.overlaps, notes,
+        [version_bytes(phases, source, plan, state) for source, plan in zip(sources, plans, strict=True)],
     )  # fmt: skip
-    return Made(plan, phases, sources, places)
+    return Made(plan, phases, sources, places, state)
 
 
 def _chunks(options: Pipeline) -> dict[str, int]:
     return {} if options.chunks is None else {"chunks": options.chunks}
+
+
+def _updates(options: Pipeline) -> dict[str, int]:
+    return {} if options.update_every is None else {"update_every": options.update_every}
 
 
 def _ranks_for(options: Pipeline, stages: int) -> int:
@@ -277,7 +293,12 @@ def make_step(
     for d in range(copies):
         for s, (source, plan) in enumerate(zip(made.sources, made.plan.stages, strict=True)):
             there = replace(plan, placement=made.places[schedule.rank_of(s, d)])
-            parts[d, s] = stage_parts(phases, source, there, splits_backward(schedule), shared, compiler_options)
+            if made.state:
+                parts[d, s] = update_parts(
+                    phases, source, there, shared, made.state, schedule.updates, compiler_options
+                )
+            else:
+                parts[d, s] = stage_parts(phases, source, there, splits_backward(schedule), shared, compiler_options)
     compile_parts([part for p in parts.values() for part in p.all])
     return PipelineStep(schedule, parts, dims, len(program.output_ops))
 

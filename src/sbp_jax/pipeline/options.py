@@ -22,7 +22,9 @@ class Pipeline:
             there.
         microbatches: how many parts the batch is cut into.
         schedule: the name of one in ``sbp.schedules``: "gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b",
-            "interleaved_gpipe", "zb_h1", "zb_v", "dualpipe_v", "chimera".
+            "interleaved_gpipe", "zb_h1", "zb_v", "dualpipe_v", "chimera". Two change the mathematics, and are taken
+            only where they are named: "pipedream" and "pipedream_2bw" update weights between micro-batches, several
+            times a call, by gradients at older weights.
         chunks: how many (virtual) stages a group of devices has, for the interleaved schedules.
         batch_statistics: "whole": a layer that needs statistics of the whole batch (a batch norm) is an error with more
             than one micro-batch. "microbatch": it takes those of each micro-batch, as GPipe does: another function than
@@ -30,9 +32,11 @@ class Pipeline:
         execution: "actors": a program for each part of each stage, run as what they need arrives; stages may be unlike.
             "spmd": the whole step as one program for all devices, whose groups must be of one shape; all take their
             tasks in step, as the schedule's table says. It is what runs in several processes.
+        update_every: for "pipedream_2bw", how many micro-batches an update is made of: a divisor of ``microbatches``,
+            at least as many as there are groups of devices; by default the smallest such.
 
     Raises:
-        PlanError: a schedule that is not known, or that changes the mathematics; numbers below 1.
+        PlanError: a schedule that is not known, options that it does not have; numbers below 1.
     """
 
     stages: int | str | Sequence[str] = "auto"
@@ -41,6 +45,7 @@ class Pipeline:
     chunks: int | None = None
     batch_statistics: str = "whole"
     execution: str = "actors"
+    update_every: int | None = None
 
     def __post_init__(self) -> None:
         stages: Any = self.stages
@@ -51,7 +56,8 @@ class Pipeline:
                 raise PlanError(f"stages as a list has the paths at which a new stage begins; got {self.stages!r}")
         elif isinstance(stages, str) and stages != "auto":
             raise PlanError(f"stages is a number, 'auto' or a list of paths, got {stages!r}; for one cut: [{stages!r}]")
-        for name, n in (("stages", stages), ("microbatches", self.microbatches), ("chunks", self.chunks)):
+        numbers = [(name, getattr(self, name)) for name in ("microbatches", "chunks", "update_every")]
+        for name, n in (("stages", stages), *numbers):
             number: Any = n
             is_number = isinstance(n, int) and not isinstance(n, bool)
             if (is_number and number < 1) or isinstance(n, bool) or (name == "microbatches" and not is_number):
@@ -71,4 +77,9 @@ class Pipeline:
             raise PlanError(
                 f"schedule {self.schedule!r} has {known[self.schedule].chunks} stage(s) a group of devices: leave "
                 f"chunks out, or take one of {several}"
+            )
+        if self.update_every is not None and "update_every" not in known[self.schedule].options:
+            raise PlanError(
+                f"schedule {self.schedule!r} has no choice of how many micro-batches an update is made of: leave "
+                "update_every out, or take 'pipedream_2bw'"
             )

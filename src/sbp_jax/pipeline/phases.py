@@ -61,12 +61,19 @@ def forward_units(cut: Microbatches, backward: Sequence[bool]) -> list[int]:
     return [k for k, r in enumerate(cut.regions) if r is Region.LOOP and not backward[k]]
 
 
-def assign(cut: Microbatches, stage_of: dict[int, int], count: int, backward: list[bool]) -> Phases:
+def assign(
+    cut: Microbatches, stage_of: dict[int, int], count: int, backward: list[bool],
+    alone: Sequence[tuple[int, int]] = (),
+) -> Phases:  # fmt: skip
     """Where every op runs, given the ``stage_of`` each forward op, by number, of ``count`` stages.
+
+    ``alone``: (argument, result that replaces it) of a state that each stage is to update by itself: sums of gradients
+    that read nothing of the forward pass (of a bias that is added last in a stage) are then made where the argument is
+    used, not where the gradient comes from.
 
     Raises ``PlanError`` for a forward op in an earlier stage than what it reads.
     """
-    return _Assigner(cut, stage_of, count, backward).run()
+    return _Assigner(cut, stage_of, count, backward).run(alone)
 
 
 class _Assigner:
@@ -90,7 +97,7 @@ class _Assigner:
                 found.update((v.id, of) for v in made_by(unit))
         return found
 
-    def run(self) -> Phases:
+    def run(self, alone: Sequence[tuple[int, int]]) -> Phases:
         for k, region in enumerate(self.cut.regions):
             if region is Region.LOOP:
                 if self.backward[k]:
@@ -99,6 +106,8 @@ class _Assigner:
                     self.check_order(k)
                 self.mark(self.units[k].reads, self.stage[k], not self.backward[k])
                 self.mark(made_by(self.units[k]), self.stage[k], True)
+        for i, o in alone:
+            self.bring_home(i, o)
         for k, region in enumerate(self.cut.regions):
             if region is Region.AFTER:
                 self.after(k)
@@ -144,6 +153,41 @@ class _Assigner:
                 if s <= latest:
                     score[s] += x.size_bytes
         return max(range(latest + 1), key=lambda s: (score[s], s))
+
+    def bring_home(self, argument: int, result: int) -> None:
+        """Make the gradient of an argument where the forward pass reads it, if it is a sum of nothing but gradients."""
+        x = self.cut.program.input_ops[argument].outs[0]
+        where = self.available.get(x.id, set())
+        if len(where) != 1:
+            return
+        (stage,) = where
+        found: set[int] = set()
+        queue = [v.id for v in self.cut.program.output_ops[result].ins if isinstance(v, Value)]
+        while queue:
+            k = self.made.get(queue.pop(), -1)
+            if k < 0 or k in found:
+                continue
+            found.add(k)
+            if self.cut.regions[k] is Region.AFTER:
+                queue += [v.id for v in self.units[k].reads]
+            elif self.cut.regions[k] is Region.LOOP and any(v.shape == x.shape for v in made_by(self.units[k])):
+                self.move(k, stage)
+
+    def move(self, k: int, stage: int) -> None:
+        """Move a backward op, and those that only it needs, to an earlier stage, if they read nothing forward."""
+        if self.stage[k] <= stage:
+            return
+        reads, makes = self.units[k].reads, {v.id for v in made_by(self.units[k])}
+        makers = [self.made.get(v.id, -1) for v in reads]
+        others = [j for j, u in enumerate(self.units) if self.cut.regions[j] is Region.LOOP and self.stage[j] != stage
+                  and any(v.id in makes for v in u.reads)]  # fmt: skip
+        if others or not all(m >= 0 and self.is_backward_loop(m) for m in makers):
+            return
+        self.stage[k] = stage
+        for m in makers:
+            if not any(v.id in {w.id for w in made_by(self.units[m])} and self.stage[j] != stage
+                       for j, u in enumerate(self.units) for v in u.reads):  # fmt: skip
+                self.move(m, stage)
 
     def is_backward_loop(self, k: int) -> bool:
         return self.backward[k] and self.cut.regions[k] is Region.LOOP

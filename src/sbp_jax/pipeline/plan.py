@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..plan import PlanData
-from ..schedules import Schedule, StageSeconds, Timing, simulate, to_svg, to_text
+from ..schedules import Schedule, StageSeconds, Timing, peak_versions, simulate, to_svg, to_text
 from ..schedules.schedule import peak_held
 
 # A printed schedule has at most so many columns, whatever the shortest task takes.
@@ -33,6 +33,8 @@ class PipelinePlan:
         working_bytes: of that, what it holds only while it computes; the rest are arguments and sums.
         transfers_wait: whether a group of devices waits while it sends: hardware that sends beside compute does not.
         notes: what is to be known besides.
+        version_bytes: what a device of each stage holds for one more version of its weights, where they are updated
+            between micro-batches.
     """
 
     function: str
@@ -46,6 +48,7 @@ class PipelinePlan:
     working_bytes: list[float]
     transfers_wait: bool = False
     notes: list[str] = field(default_factory=list)
+    version_bytes: list[float] = field(default_factory=list)
 
     @functools.cached_property
     def timing(self) -> Timing:
@@ -68,11 +71,14 @@ class PipelinePlan:
 
     @property
     def step_seconds(self) -> float:
-        """Predicted seconds of a step: the micro-batches by the schedule, and the longest of what stages do once."""
+        """Predicted seconds of a step: the micro-batches by the schedule, and the longest of what stages do once.
+
+        What they do once they do for every update, where a step has several.
+        """
         by_rank = [0.0] * self.schedule.ranks
         for s, seconds in enumerate(self.once_seconds):
             by_rank[self.schedule.rank_of(s)] += seconds
-        return self.timing.makespan_seconds + max(by_rank)
+        return self.timing.makespan_seconds + self.schedule.updates * max(by_rank)
 
     @property
     def bubble_fraction(self) -> float:
@@ -81,15 +87,18 @@ class PipelinePlan:
 
     @property
     def memory_by_rank(self) -> list[float]:
-        """Bytes per device of every group: what its stages hold, with as many micro-batches as the schedule has."""
-        held = peak_held(self.schedule)
+        """Bytes per device of every group: what its stages hold, with as many micro-batches as the schedule has, and as
+        many versions of their weights.
+        """
+        held, versions = peak_held(self.schedule), peak_versions(self.schedule)
         found = []
         for rank in range(self.schedule.ranks):
             own = [s for _, s in self.schedule.stages_of(rank)]
             most = max(self.activation_bytes[s] for s in own)
             working = max(self.working_bytes[s] for s in own)
             resident = sum(self.kept_bytes[s] - self.working_bytes[s] for s in own)
-            found.append(resident + working + max(0, held[rank] - 1) * most)
+            older = (versions[rank] - 1) * sum(self.version_bytes[s] for s in own) if self.version_bytes else 0.0
+            found.append(resident + working + older + max(0, held[rank] - 1) * most)
         return found
 
     @property

@@ -46,7 +46,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class Result:
     """Something that a part gives: which variable, and ``of`` it the array with ``spec``."""
 
     slot: Slot
@@ -96,11 +96,32 @@ class StageParts:
     own: NamedSharding
     join: Callable[[int, Any, Any], Any]
     leaves: dict[int, Signature] = field(default_factory=dict)
+    updates: "UpdateParts | None" = None
 
     @property
     def all(self) -> list[StagePart]:
         """Its parts, in the order that they run in."""
-        return [self.before, self.forward, *self.backward, *self.after]
+        updates = [] if self.updates is None else self.updates.all
+        return [self.before, self.forward, *self.backward, *updates, *self.after]
+
+
+@dataclass(slots=True)
+class UpdateParts:
+    """What a stage has besides where it updates its weights between micro-batches.
+
+    ``update`` gives the new state, ``start`` what sums begin with (None for a stage without a loop). ``replaced`` is by
+    number of an argument the number of the result that replaces it; ``count`` how often it does so in a step.
+    """
+
+    update: StagePart
+    start: StagePart | None
+    replaced: dict[int, int]
+    count: int
+
+    @property
+    def all(self) -> list[StagePart]:
+        """Its parts."""
+        return [self.update] if self.start is None else [self.start, self.update]
 
     def arrives(self, port: int) -> Signature:
         """How an argument lies on the stage's devices; of a part of every micro-batch, one part."""
@@ -112,17 +133,19 @@ def stage_parts(
     phases: Phases, source: StageProgram, plan: PlanData, splits_backward: bool, shared: Set[int] = frozenset(),
     compiler_options: Mapping[str, Any] | None = None, mesh: Mesh | None = None,
 ) -> StageParts:  # fmt: skip
-    """Lower and cut a stage.
+    """Lower and cut a stage (of a synchronous schedule; else ``update_parts``).
 
     ``splits_backward``: whether its backward part is two; ``shared`` are the arguments of the step that other stages
     read as well; ``mesh`` one that has the axes of the stage's and others, where the parts are to be part of a program
     on that.
     """
     options = dict(compiler_options or {})
-    return _Maker(phases, source, plan, splits_backward, shared, options, mesh or plan.placement.mesh).make()
+    return Maker(phases, source, plan, splits_backward, shared, options, mesh or plan.placement.mesh).make()
 
 
-class _Maker:
+class Maker:
+    """Makes the parts of a stage."""
+
     def __init__(
         self, phases: Phases, source: StageProgram, plan: PlanData, splits: bool, shared: Set[int],
         options: dict[str, Any], mesh: Mesh,
@@ -140,6 +163,7 @@ class _Maker:
         }
 
     def make(self) -> StageParts:
+        """Its parts."""
         self.cut_top()
         n = len(self.source.takes)
         shardings = {i: NamedSharding(self.mesh, self.port_spec(i)) for i in range(n)}
@@ -249,7 +273,7 @@ class _Maker:
                 self.leaving.setdefault(v, []).append((o, src))
                 leave[v] = int(self.source.gives[o].key in self.backward_values)
             needed = any(
-                j + n_carry == k for k, x in enumerate(loop.outvars) if any(x in p.takes for p in self.top[2:])
+                j + n_carry == k for k, x in enumerate(loop.outvars) if any(x in p.takes for p in self.readers())
             )
             if needed:
                 self.collected[j] = v
@@ -273,6 +297,10 @@ class _Maker:
                 return ways is not None and any(c < -1 for c in ways[1])
 
             self.body = [forward, *split_weights(backward, passed, ends)]
+
+    def readers(self) -> list[Part]:
+        """The parts that read what the loop collects."""
+        return self.top[2:]
 
     def producer(self, o: int) -> Op | None:
         """The boundary op that gives a result of the stage."""
@@ -303,7 +331,7 @@ class _Maker:
         def local(*arguments: Any) -> list[Any]:
             env: dict[Any, Any] = dict(literals)
             for v, slot, x in zip(wanted, takes, arguments, strict=True):
-                env[v] = jnp.stack([y[0] for y in x]) if slot.kind == "stack" else x if slot.kind == "port" else x[0]
+                env[v] = self.operand(slot, x, level)
             env.update(zip(part.gives, part.run(*(env[v] for v in part.takes)), strict=True))
             return [r.of(r.value.val if is_literal(r.value) else env[r.value]) for r in results]
 
@@ -326,6 +354,12 @@ class _Maker:
         shapes = [self.shape(t, v, spec) for t, v, spec in zip(takes, wanted, in_specs, strict=True)]
         effects = frozenset(x for e in part.equations for x in e.effects)
         return StagePart(name, takes, gives, jitted, shapes, local, [r.spec for r in results], effects)
+
+    def operand(self, slot: Slot, x: Any, level: int) -> Any:
+        """What a device reads of an argument of a part."""
+        if slot.kind == "stack":
+            return jnp.stack([y[0] for y in x])
+        return x if slot.kind == "port" else x[0]
 
     def shape(self, slot: Slot, v: Any, spec: PartitionSpec) -> Any:
         """What a part is handed for an operand."""
@@ -362,13 +396,13 @@ class _Maker:
         """Whether no other stage reads an argument."""
         return self.source.takes[port].key not in self.shared
 
-    def results(self, name: str, part: Part, in_loop: bool, level: int) -> list[_Result]:
+    def results(self, name: str, part: Part, in_loop: bool, level: int) -> list[Result]:
         """What a part gives."""
         own = PartitionSpec(self.where.axis_names)
         made = set(part.gives)
 
-        def kept(slot: Slot, v: Any, dtype: Any = None) -> _Result:
-            return _Result(slot, v, own, lambda x: jnp.asarray(x, dtype)[None])
+        def kept(slot: Slot, v: Any, dtype: Any = None) -> Result:
+            return Result(slot, v, own, lambda x: jnp.asarray(x, dtype)[None])
 
         if name == "before":
             found = [kept(Slot("held", v), v) for v in part.gives]
@@ -383,30 +417,34 @@ class _Maker:
             return found + [kept(Slot("residual", v), v) for v in part.gives if v in later]
         found = []
         made_late = {v for p in self.top[2:] for v in p.gives}
-        for o, (v, p) in enumerate(zip(self.out_vars, self.source.gives, strict=True)):
-            if p.kind == "part":
+        for o, v in enumerate(self.out_vars):
+            if not self.is_reported(o):
                 continue
             given_at = -1 if is_literal(v) or v not in self.port_of else self.late_level(v)
             passes = (is_literal(v) or v not in made_late) and level == given_at + 1
             if passes or v in made:
                 leaf = self.plan.outputs[o]
                 spec = to_partition_spec(leaf.signature, self.where, len(leaf.shape))
-                found.append(_Result(Slot("port", o), v, spec, lambda x: x))
+                found.append(Result(Slot("port", o), v, spec, lambda x: x))
         later = {v for p in self.top[3 + level :] for v in p.takes}
         return found + [kept(Slot("held", v), v) for v in part.gives if v in later]
+
+    def is_reported(self, o: int) -> bool:
+        """Whether a result of the stage is known after the loop."""
+        return self.source.gives[o].kind != "part"
 
     def late_level(self, v: Any) -> int:
         port = self.source.takes[self.port_of[v]]
         return port.level if port.kind == "late" else -1
 
-    def leaving_as(self, o: int, src: Signature, v: Any) -> _Result:
+    def leaving_as(self, o: int, src: Signature, v: Any) -> Result:
         """What leaves with every micro-batch; its terms are summed first."""
         shape, dtype = self.plan.outputs[o].shape[1:], self.plan.outputs[o].dtype
         dst = Signature(tuple(broadcast if isinstance(c, Partial) else c for c in src))
         self.leaves[o] = dst
         route = boxing.route(src, dst, self.where, shape, dtype)
         spec = to_partition_spec(dst, self.where, len(shape))
-        return _Result(Slot("port", o), v, spec, lambda x: boxing.apply(route, x, self.where.axis_names))
+        return Result(Slot("port", o), v, spec, lambda x: boxing.apply(route, x, self.where.axis_names))
 
 
 def _part_of(stack: Signature) -> Signature:

@@ -38,7 +38,8 @@ class Port:
     ``kind``: "argument" (of the step), "constant" (an array written in the program), "number" (of the micro-batch),
     "part" (a value of every micro-batch), "late" (a value that is known after all of them), "result" (of the step).
     ``key`` is the number of the argument, constant or result, or the id of the value; ``stage`` the one that it comes
-    from, ``level`` how often stages must have exchanged results before it is there.
+    from (of a result: whose is the step's, where several make it), ``level`` how often stages must have exchanged
+    results before it is there.
     """
 
     kind: str
@@ -139,6 +140,11 @@ def stage_program(phases: Phases, s: int, flow: Flows) -> StageProgram:
     return _Builder(phases, s, flow).build()
 
 
+def arguments_of(phases: Phases, s: int, flow: Flows) -> list[int]:
+    """The step's arguments that stage ``s`` takes as a whole, by number."""
+    return _Builder(phases, s, flow).arguments
+
+
 class _Builder:
     def __init__(self, phases: Phases, s: int, flow: Flows) -> None:
         self.phases, self.cut, self.s, self.flow = phases, phases.cut, s, flow
@@ -182,7 +188,7 @@ class _Builder:
         takes += [Port("late", x.id, owner(self.phases, x), self.level_of(x)) for x in flow.late_in[s]]
         gives = [Port("part", x.id, s) for x in flow.parts_out[s]]
         gives += [Port("late", x.id, s, self.level_of(x)) for x in flow.late_out[s]]
-        gives += [Port("result", o) for o in flow.results[s]]
+        gives += [Port("result", o, result_stage(self.phases, o)) for o in flow.results[s]]
         values = {v.id: v for op in program.nodes for v in op.outs}
         shapes = [self.shape(port, values) for port in takes]
         with without_collecting():

@@ -47,6 +47,13 @@ class StageRun:
     results: dict[int, Any] = field(default_factory=dict)
     constants: dict[int, Any] = field(default_factory=dict)
 
+    def begin(self) -> None:
+        """What is made before the micro-batches, of the arguments."""
+        self.once(self.parts.before)
+
+    def finish(self) -> None:
+        """What is to be done when all micro-batches have run."""
+
     def once(self, part: StagePart) -> None:
         """Run a part that is before or after the loop."""
         self.keep(part, part.function(*(self.find(slot, {}, {}, 0) for slot in part.takes)), 0, None)

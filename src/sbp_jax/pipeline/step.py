@@ -10,6 +10,7 @@ from ..schedules import Schedule
 from .actors_of import Instance, step_actors
 from .stage_parts import StageParts
 from .stage_run import StageRun, moved, wait
+from .stage_versions import VersionedRun, copies
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class PipelineStep:
         self._runtime = Runtime(self._actors.graph, wait)
         self._batch_arguments = {i for i, _ in batch_dims.values()}
         self._lock = threading.Lock()
+        self._copies = copies(parts)
         self._links: dict[int, list[_Link]] = {}
         for (d, s), p in self.parts.items():
             for port, wanted in enumerate(p.source.takes):
@@ -62,15 +64,20 @@ class PipelineStep:
                     stage.ports[port] = moved(values[wanted.key], stage.parts.shardings[port])
                 elif wanted.kind == "constant":
                     stage.ports[port] = stage.constant(port)
-            stage.once(stage.parts.before)
+            stage.begin()
         self.record = self._runtime.run()
+        for stage in stages.values():
+            stage.finish()
+        for copy in self._copies:
+            (s, port), (to, there) = copy.source, copy.to
+            stages[0, to].ports[there] = moved(stages[0, s].ports[port], stages[0, to].parts.shardings[there])
         self._add_directions(stages)
         for level in range(max(len(stage.parts.after) for stage in stages.values())):
             self._after(level, stages)
         found: list[Any] = [None] * self.results
-        for (d, _), stage in stages.items():
+        for (d, s), stage in stages.items():
             for o, given in enumerate(stage.parts.source.gives):
-                if d == 0 and given.kind == "result":
+                if d == 0 and given.kind == "result" and given.stage == s:
                     found[given.key] = stage.results[o]
         return found
 
@@ -91,6 +98,12 @@ class PipelineStep:
                     for link in self._links.get(given.key, ()):
                         to = stages[0, link.stage]
                         to.ports[link.port] = moved(stage.results[o], to.parts.shardings[link.port])
+
+    @property
+    def weight_versions(self) -> list[int]:
+        """By stage the most versions of its weights that it held at once in the last run."""
+        runs = [stage for (d, _), stage in self._actors.stages.items() if d == 0]
+        return [stage.most_versions if isinstance(stage, VersionedRun) else 1 for stage in runs]
 
     def close(self) -> None:
         """End the threads of its actors."""

@@ -1,7 +1,7 @@
 """What a stage's plan says of its parts: seconds of a micro-batch forward and backward, of what happens once; bytes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -148,6 +148,25 @@ def transfer_seconds(
         size = plans[s].placement.size
         found.append(max(cluster.collective_seconds("permute", b, (ranks, size), (0,)) if b else 0.0
                          for b in sent.values()))  # fmt: skip
+    return found
+
+
+def version_bytes(phases: Phases, source: StageProgram, plan: PlanData, state: Mapping[int, int]) -> float:
+    """Bytes per device of one version of the state that a stage's micro-batches read; not of what is gathered of it."""
+    cut, found = phases.cut, 0.0
+    units = [k for k, s in enumerate(phases.stage) if s == source.stage and cut.regions[k] is Region.LOOP]
+    read, queue = set[int](), [x.id for k in units for x in cut.units[k].reads]
+    while queue:
+        x = queue.pop()
+        k = phases.made.get(x, -1)
+        if x not in read and (k < 0 or cut.regions[k] is Region.ONCE):
+            read.add(x)
+            queue += [] if k < 0 else [y.id for y in cut.units[k].reads]
+    for port, leaf in zip(source.takes, plan.inputs, strict=True):
+        if port.kind == "argument" and port.key in state:
+            v = cut.program.input_ops[port.key].outs[0]
+            if v.id in read:
+                found += v.itemsize * math.prod(stored_shape(leaf.shape, leaf.signature, plan.placement.shape))
     return found
 
 

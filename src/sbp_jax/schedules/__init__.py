@@ -15,3 +15,5 @@ from .timing import Run as Run
 from .timing import StageSeconds as StageSeconds
 from .timing import Timing as Timing
 from .timing import simulate as simulate
+from .versions import peak_versions as peak_versions
+from .versions import versions_used as versions_used

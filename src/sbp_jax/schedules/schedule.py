@@ -64,6 +64,9 @@ class Schedule:
         weight_versions: for each rank, how many versions of its weights it keeps.
         is_synchronous: whether a step computes what one device would: all micro-batches with the same weights, which
             are updated after all of them.
+        update_every: how many micro-batches an update is made of; None: all of them, as in every synchronous schedule.
+        update_delay: how many updates a micro-batch's weights are older than those that its own update changes, at
+            every stage; None: it takes the newest that its stage has (see ``versions_used``).
     """
 
     name: str
@@ -74,6 +77,13 @@ class Schedule:
     routes: tuple[int, ...]
     weight_versions: tuple[int, ...]
     is_synchronous: bool = True
+    update_every: int | None = None
+    update_delay: int | None = None
+
+    @property
+    def updates(self) -> int:
+        """How often the weights are updated."""
+        return self.microbatches // (self.update_every or self.microbatches)
 
     @property
     def ranks(self) -> int:

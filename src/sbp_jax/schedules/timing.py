@@ -66,7 +66,7 @@ class Timing:
         """The same between a rank's first start and last end.
 
         This counts where the next step begins at each rank as soon as this one ends there, without a barrier: how
-        arXiv 2401.10241 (section 4, post-validation of the optimizer step) counts.
+        arXiv 2401.10241 counts, whose optimizer step is validated afterwards.
         """
         runs = self.runs[rank]
         span = runs[-1].end_seconds - runs[0].start_seconds if runs else 0.0

@@ -67,6 +67,8 @@ def one_direction(
     placement: tuple[int, ...],
     weight_versions: tuple[int, ...] | None = None,
     is_synchronous: bool = True,
+    update_every: int | None = None,
+    update_delay: int | None = None,
 ) -> Schedule:
     """A schedule whose micro-batches all go the same way."""
     return Schedule(
@@ -78,6 +80,8 @@ def one_direction(
         routes=(0,) * microbatches,
         weight_versions=weight_versions or (1,) * len(orders),
         is_synchronous=is_synchronous,
+        update_every=update_every,
+        update_delay=update_delay,
     )
 
 

@@ -1,8 +1,8 @@
 """Chimera: two pipelines in opposite directions, each with half of the micro-batches, fill each other's bubbles.
 
 Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines",
-arXiv 2107.06925, sections 3.1 (the basic unit of p micro-batches), 3.5 (units one after the other, "direct
-concatenation") and table 2. Each rank holds the weights of two stages, and their gradients are added at the step's end.
+arXiv 2107.06925: a basic unit of p micro-batches, units one after the other ("direct concatenation").
+Each rank holds the weights of two stages, and their gradients are added at the step's end.
 """
 
 from ...errors import ScheduleError
@@ -13,10 +13,10 @@ from .registry import register
 
 
 def bubble(ranks: int, microbatches: int, seconds: StageSeconds) -> float | None:
-    """(p-2) / (2m+p-2) if F = B and p divides m, as in table 2.
+    """(p-2) / (2m+p-2) if F = B and p divides m, as in the paper.
 
     Derived here: with at most p micro-batches (p-2)(F+B) - (m-2)min(F,B) idle seconds; with several whole units
-    (p-2)|F-B| more between each and the next (the bubbles that forward doubling and backward halving of section 3.5
+    (p-2)|F-B| more between each and the next (the bubbles that forward doubling and backward halving
     are for); with a last unit of n < p micro-batches and F = B, 2p-2-n idle slots. None for other lengths: no formula
     is known then.
     """
@@ -32,7 +32,7 @@ def bubble(ranks: int, microbatches: int, seconds: StageSeconds) -> float | None
 
 
 def peak(ranks: int, microbatches: int) -> tuple[int, ...]:
-    """From p/2+1 at the ends to p in the middle, as in table 2; fewer if m < p (derived here)."""
+    """From p/2+1 at the ends to p in the middle, as in the paper; fewer if m < p (derived here)."""
     n = min(microbatches, ranks)
     return tuple(min(n, n // 2 + 1 + min(r, ranks - 1 - r)) for r in range(ranks))
 

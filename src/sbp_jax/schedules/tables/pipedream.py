@@ -20,4 +20,4 @@ def pipedream(ranks: int, microbatches: int) -> Schedule:
     """
     orders = one_f_one_b_orders(microbatches, range(ranks - 1, -1, -1))
     versions = peak(ranks, microbatches)
-    return one_direction("pipedream", microbatches, orders, looped(ranks, ranks), versions, is_synchronous=False)
+    return one_direction("pipedream", microbatches, orders, looped(ranks, ranks), versions, False, update_every=1)

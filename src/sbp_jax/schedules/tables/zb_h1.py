@@ -1,7 +1,7 @@
 """ZB-H1: 1F1B with the backward pass split, the weights' part delayed into what was bubble.
 
-Qi, Wan, Huang and Lin, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.1 and table 2: a third of the
-bubble of 1F1B where F, I and W take equally long, and no more activations than its first rank holds.
+Qi, Wan, Huang and Lin, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.1: a third of the bubble
+of 1F1B where F, I and W take equally long, and no more activations than its first rank holds.
 """
 
 from ..schedule import Schedule
@@ -11,7 +11,7 @@ from .registry import register
 
 
 def bubble(ranks: int, microbatches: int, seconds: StageSeconds) -> float | None:
-    """(p-1)(F + I - W) idle seconds, as in table 2, if m >= p and W is at most F and I.
+    """(p-1)(F + I - W) idle seconds, as in the paper, if m >= p and W is at most F and I.
 
     Derived here for all else: each of the first min(m, p) micro-batches but one saves the shortest of F, I and W.
     None where m < p and W is the longest or between the others: no formula is known then.

@@ -1,6 +1,6 @@
 """ZB-V: two chunks a rank, placed there and back, and a split backward pass: no bubble with the memory of 1F1B.
 
-Qi, Wan, Huang and Lin, arXiv 2401.10241, section 6; as "V-ZB" in Qi et al., "Pipeline Parallelism with Controllable
+Qi, Wan, Huang and Lin, arXiv 2401.10241; as "V-ZB" in Qi et al., "Pipeline Parallelism with Controllable
 Memory", arXiv 2405.15362. Its first and last stage are at the same rank. The papers count the bubble between a rank's
 first start and last end (``Timing.span_bubble_fraction``): it is 0 if F, I and W take equally long and there are at
 least 2p-1 micro-batches. Here, as for all schedules, it is counted in the makespan.
