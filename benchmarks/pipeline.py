@@ -51,7 +51,7 @@ from sbp_jax.pipeline.actors_of import tasks_run
 from sbp_jax.schedules import Kind, schedules
 from zoo import build
 
-MICROBATCHES, BATCH, ROUNDS, TOLERANCE = 8, 32, 5, 1e-4
+MICROBATCHES, BATCH, ROUNDS, TOLERANCE = 8, 32, 3, 1e-4
 SYNCHRONOUS = [n for n in schedules() if not n.startswith("pipedream")]
 
 Example = tuple[Any, Callable[[], Any], Any]
@@ -68,7 +68,7 @@ def t5_like() -> Example:
     return model.step, model.init, model.batch()
 
 
-MODELS: dict[str, tuple[Callable[[], Example], dict[str, str]]] = {
+MODELS: dict[str, tuple[Callable[[], Example], dict[str, Any]]] = {
     "gpt": (functools.partial(of_zoo, "gpt", layers=2, dropout=0.0), {}),
     "t5": (t5_like, {}),
     "wide_resnet": (functools.partial(of_zoo, "wide_resnet"), {"batch_statistics": "microbatch"}),
@@ -119,7 +119,7 @@ class Stage:
                 elif kind == "part":
                     self.arriving[slot.key] = bytes_of(x)
             for slot, x in zip(part.gives, part.function.out_info, strict=True):
-                if slot.kind in ("held", "sum", "stack"):
+                if slot.kind in ("sum", "stack") or (slot.kind == "held" and part is parts.before):
                     kept[slot.kind, slot.key] = bytes_of(x) * (count if slot.kind == "stack" else 1)
         self.kept = sum(kept.values())
         backward = dict(zip((Kind.INPUT, Kind.WEIGHT), parts.backward, strict=False))
@@ -185,7 +185,8 @@ def add_rows(table: Table, name: str, mesh: str, names: Sequence[str], rounds: i
         try:
             pipeline = sbp.Pipeline(int(mesh.split("x")[0]), MICROBATCHES, label, **options)
             runner = Runner(make(), mesh, pipeline)
-            base(), runner()
+            base()
+            runner()
             pairs = [(runner.seconds(), base.seconds(), runner.step.record().bubble_fraction()) for _ in range(rounds)]
             seconds, plain, bubble = (statistics.median(column) for column in zip(*pairs, strict=True))
             plan = runner.plan
