@@ -6,7 +6,8 @@ Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 table 1: A100-80GB, 8 a node with NVLink, 200 Gb/s InfiniBand a GPU, sequences of 2048 tokens, vocabulary of 51,200,
 mixed precision, full activation recomputation. Achieved FLOP/s count 96 B s l h^2 (1 + s / 6h + V / 16 l h) a step
 (the paper's equation 3). Rows without pipeline parallelism are planned and simulated: tensor parallelism on the inner
-mesh axis, data parallelism on the outer one, as Megatron places them.
+mesh axis, data parallelism on the outer one, as Megatron places them. The others are pipelines of as many stages,
+interleaved where the script says so (rows 6 to 9), predicted by the schedule with the stages' own seconds.
 
 Micro-batches are those of the authors' script for this table (NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh: 16,
 16, 16, 8, 4, 2, 2, 1, 1, 1), half-precision weights and gradients, float32 copies and Adam's state; each layer is
@@ -44,7 +45,8 @@ MEAN_BOUND, WORST_BOUND = 0.10, 0.20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the paper's table; ``batch`` in sequences, ``published`` in TFLOP/s of one GPU."""
+    """A row of the paper's table; ``batch`` in sequences, ``chunks`` of layers a GPU has, ``published`` in TFLOP/s of
+    one GPU."""
 
     batch: int
     tensor: int
@@ -54,6 +56,7 @@ class Row:
     layers: int
     hidden: int
     heads: int
+    chunks: int
     published: float
 
     @property
@@ -79,14 +82,25 @@ ROWS = tuple(
         (24, 30, 36, 40, 48, 60, 80, 96, 105, 128),
         (2304, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 20480, 25600),
         (24, 32, 32, 48, 64, 80, 96, 128, 128, 160),
+        (1, 1, 1, 1, 1, 3, 2, 2, 3, 1),
         (137, 138, 142, 135, 138, 140, 148, 155, 163, 163),
         strict=True,
     )
 )
 
 
-def simulated(row: Row, is_free: bool) -> tuple[sbp.Plan, sbp.Simulation]:
-    """Megatron's strategy for a row (``is_free``: the planner's own), planned from shapes, and its step."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step by the simulator: seconds, bytes on a device, what devices wait for; of one program its simulation."""
+
+    seconds: float
+    memory_bytes: float
+    waits: str
+    simulation: Any = None
+
+
+def planned(row: Row, is_free: bool) -> Any:
+    """Megatron's strategy for a row (``is_free``: the planner's own), planned from shapes: a plan, or a pipeline's."""
     where = sbp.placement.abstract((row.data, row.tensor), axis_names=("dp", "tp"), cluster="a100-80")
 
     def whole(x: jax.Array) -> Any:
@@ -96,17 +110,42 @@ def simulated(row: Row, is_free: bool) -> tuple[sbp.Plan, sbp.Simulation]:
         return sbp.to_global(x, "S(0), S(2)", placement=where, grad_sbp="S(0), S(2)")
 
     pinned = {} if is_free else {"constrain": whole, "constrain_inner": inner, "lone_softmax": True}
+    parts = row.batch // (row.data * row.micro_batch)
+    if row.pipeline > 1:
+        pinned |= {"batch": row.batch}
+    else:
+        pinned |= {"batch": row.data * row.micro_batch, "grad_accumulation": parts}
     case = gpt.build(
-        layers=row.layers, hidden=row.hidden, heads=row.heads, seq=SEQ, vocab=VOCAB, batch=row.data * row.micro_batch,
-        dropout=0.1, dtype="bfloat16", half_parameters=True, remat="all", scan_layers=True,
-        grad_accumulation=row.batch // (row.data * row.micro_batch), **pinned,
+        layers=row.layers, hidden=row.hidden, heads=row.heads, seq=SEQ, vocab=VOCAB, dropout=0.1, dtype="bfloat16",
+        half_parameters=True, remat="all", scan_layers=True, **pinned,
     )  # fmt: skip
     state = case.abstract_state()
     batch = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, case.batch(0)))
     fixed = None if is_free else pins(case, state, batch)
-    plan = sbp.plan(case.step, state, batch, placement=where, donate_argnums=0, in_sbp=fixed)
+    devices, config = where, None
+    if row.pipeline > 1:
+        name = "interleaved_1f1b" if row.chunks > 1 else "1f1b"
+        chunks = row.chunks if row.chunks > 1 else None
+        cluster = sbp.cluster.get("a100-80")
+        config = sbp.AutoParallelConfig(
+            pipeline=sbp.Pipeline(row.pipeline, parts, name, chunks),
+            cluster=cluster if is_free else replace(cluster, overlaps=frozenset()),
+        )
+        devices = sbp.placement.abstract(
+            (row.pipeline, row.data, row.tensor), axis_names=("pp", "dp", "tp"), cluster="a100-80"
+        )
+    return sbp.plan(case.step, state, batch, placement=devices, donate_argnums=0, in_sbp=fixed, config=config)
+
+
+def simulated(row: Row, is_free: bool) -> tuple[Any, Step]:
+    """The plan of a row, and its step."""
+    plan = planned(row, is_free)
+    if isinstance(plan, sbp.PipelinePlan):
+        return plan, Step(plan.step_seconds, plan.memory_per_device, f"bubble {plan.bubble_fraction:.1%}")
     cluster = sbp.cluster.get("a100-80")
-    return plan, plan.simulate(cluster if is_free else replace(cluster, overlaps=frozenset()))
+    step = plan.simulate(cluster if is_free else replace(cluster, overlaps=frozenset()))
+    exposed = step.exposed_communication_seconds / step.step_seconds
+    return plan, Step(step.step_seconds, step.peak_memory_bytes, f"exposed {exposed:.1%}", step)
 
 
 def pins(case: Any, state: Any, batch: Any) -> Any:
@@ -133,27 +172,23 @@ def main() -> int:
     parser.add_argument("--free", action="store_true", help="the planner's own strategy on the same mesh")
     parser.add_argument("--trace", default="", help="a folder for the steps' traces")
     args = parser.parse_args()
-    table = Table("row", "tensor x pipeline", "GPUs", "micro-batch", "step", "exposed", "memory", "published",
+    table = Table("row", "tensor x pipeline", "GPUs", "micro-batch", "step", "waits", "memory", "published",
                   "simulated", "error")  # fmt: skip
     errors: list[float] = []
     for number in map(int, args.rows.split(",")):
         row = ROWS[number - 1]
         shape = f"{row.tensor} x {row.pipeline}"
-        if row.pipeline > 1:
-            table.add_row(str(number), shape, str(row.gpus), str(row.micro_batch), "", "", "", f"{row.published:.0f}",
-                          "not yet", "")  # fmt: skip
-            continue
         plan, step = simulated(row, args.free)
-        achieved = step.model_flops_per_second(row.model_flops) / 1e12
+        achieved = row.model_flops / step.seconds / row.gpus / 1e12
         errors.append(achieved / row.published - 1)
-        exposed = step.exposed_communication_seconds / step.step_seconds
-        table.add_row(str(number), shape, str(row.gpus), str(row.micro_batch), f"{step.step_seconds:.2f} s",
-                      f"{exposed:.1%}", f"{step.peak_memory_bytes / 2**30:.0f} GiB", f"{row.published:.0f}",
-                      f"{achieved:.1f}", f"{errors[-1]:+.1%}")  # fmt: skip
-        if args.by_kind:
+        table.add_row(str(number), shape, str(row.gpus), str(row.micro_batch), f"{step.seconds:.2f} s", step.waits,
+                      f"{step.memory_bytes / 2**30:.0f} GiB", f"{row.published:.0f}", f"{achieved:.1f}",
+                      f"{errors[-1]:+.1%}")  # fmt: skip
+        if args.by_kind and step.simulation:
             by_kind(number, plan)
-        if args.trace:
-            step.save_trace(Path(args.trace) / f"megatron-{number}.json")
+        if args.trace and step.simulation:
+            step.simulation.save_trace(Path(args.trace) / f"megatron-{number}.json")
+        print(f"row {number}: {achieved:.1f} TFLOP/s, {errors[-1]:+.1%}", flush=True)
     Console(width=120).print(table)
     if not errors:
         return 0

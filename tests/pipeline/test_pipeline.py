@@ -347,3 +347,12 @@ def test_many_examples_of_a_small_model_are_not() -> None:
 def test_stages_that_do_not_fit_are_refused_with_what_they_hold() -> None:
     with pytest.raises(sbp.PlanError, match=r"MiB|GiB|bytes"):
         deep(8, 8192, 512, 8, memory_limit="64MiB")
+
+
+def test_marks_without_a_pipeline_are_an_error() -> None:
+    def f(w: jax.Array, x: jax.Array) -> jax.Array:
+        with sbp.scope(placement=TWO.stage(1)):
+            return jnp.tanh(x @ w)
+
+    with pytest.raises(sbp.PlanError, match=r"sbp\.scope, and is not asked to run as a pipeline"):
+        sbp.plan(f, jnp.ones((4, 4)), jnp.ones((8, 4)), placement=TWO)

@@ -18,6 +18,7 @@ from ..calls.roles import ArgumentRoles, Call
 from ..calls.values import as_arrays, has_tensors, is_bound, is_there, moved
 from ..differences import differences, some
 from ..errors import PlanError
+from ..pipeline.marks import check_unmarked
 from ..placement import Placement, placement
 from ..plan import PlanData
 from ..planner import PinError, Request, best_of, candidates, compare_with_padding, hide_boxing, make_plan, plan_to_fit
@@ -196,6 +197,7 @@ class ParallelFunction:
                     self._fn, call.args, kwargs, call.static, call.donated, call.fixed, call.donated_names,
                     self._names(call),
                 )  # fmt: skip
+            check_unmarked(program, self._name)
             out_tree = jax.tree.structure(out_shape)
             traced = program
             # Another static argument, another setting of JAX: often the same program.

@@ -50,7 +50,9 @@ class PipelinedFunction(ParallelFunction):
         entry: Any = self._entry(call)
         step = self._step(entry)
         leaves = jax.tree.leaves((call.dynamic, call.kwargs))
-        results = step([*leaves, *entry.program.constants])
+        stacked = entry.made.stacked
+        values = [*leaves, *entry.program.constants]
+        results = step(values) if stacked is None else stacked.joined(step(stacked.split(values)))
         return jax.tree.unflatten(entry.out_tree, map(weakened, results, entry.program.weak_results))
 
     def plan(self, *args: Any, **kwargs: Any) -> Any:
@@ -88,7 +90,7 @@ class PipelinedFunction(ParallelFunction):
                         f"{places[0]} is abstract: the pipeline of {self._name} is planned, and cannot run here. "
                         "Give it devices: placement=sbp.placement(type, ranks)"
                     )
-                entry.step = make_step(entry.made, entry.program, self._config.compiler_options)
+                entry.step = make_step(entry.made, self._config.compiler_options)
             return entry.step
 
     def _make(self, call: Call) -> Any:

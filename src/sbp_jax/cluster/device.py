@@ -88,7 +88,7 @@ def product_seconds(
     ``rate`` in sustained FLOP/s; ``memory_rate`` in bytes per second, for storing results between tiles and for the
     pieces of a product whose k is cut.
     """
-    if not device.units or not device.tiles:
+    if not device.units or not device.tiles or min(m, n) == 1:  # a vector's product is a reduction, not of tiles
         return 2.0 * batch * m * n * k / rate
     units = device.units
     unit_rate = rate / units

@@ -54,16 +54,20 @@ def even(cut: Microbatches, factors: Sequence[Factors], forward: Sequence[int], 
             f"{count} stages are asked for, and the step has {len(forward)} ops that can be cut into stages: take "
             f"stages={max(1, len(forward))} or fewer"
         )
-    work, bytes_between = forward_work(cut, factors, forward), crossing_bytes(cut, forward)
+    stages = alike(forward_work(cut, factors, forward), crossing_bytes(cut, forward), count)
+    return dict(zip(forward, stages, strict=True))
+
+
+def alike(work: np.ndarray, bytes_between: np.ndarray, count: int) -> list[int]:
+    """By op, given its work and the bytes that cross between each and the next, its stage of ``count``."""
     bounds: Sequence[int] = ()
     for delta in _UNEVEN:  # where stages may be unlike, fewer may do
         bounds = cluster_layers(work, bytes_between, count, delta=delta).bounds
         if len(bounds) == count + 1:
             break
     else:
-        bounds = [len(forward) * s // count for s in range(count + 1)]
-    stages = np.searchsorted(np.asarray(bounds[1:-1]), np.arange(len(forward)), side="right")
-    return {number: int(s) for number, s in zip(forward, stages, strict=True)}
+        bounds = [len(work) * s // count for s in range(count + 1)]
+    return np.searchsorted(np.asarray(bounds[1:-1]), np.arange(len(work)), side="right").tolist()
 
 
 def at_paths(cut: Microbatches, forward: Sequence[int], paths: Sequence[str]) -> dict[int, int]:

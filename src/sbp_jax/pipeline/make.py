@@ -13,19 +13,17 @@ from ..errors import PlanError
 from ..placement import Placement
 from ..plan import PlanData
 from ..planner import Request
-from ..planner.graph.batch import examples
-from ..planner.graph.clusters import factor_maps, free_values
-from ..planner.graph.roles import roles
 from ..schedules import Schedule, by_name
 from ..trace import Program, fingerprint
 from . import cuts
 from .actors_of import Instance, splits_backward
+from .case import Case, Cases
 from .marks import marked_placement
-from .microbatches import Microbatches, cut
 from .options import Pipeline
-from .phases import Phases, assign, backward_units, forward_units
+from .phases import Phases, assign
 from .plan import PipelinePlan
 from .search import search_stages
+from .stacked import Stacked
 from .stage_parts import StagePart, StageParts, stage_parts
 from .stage_plan import plan_stage
 from .stage_program import StageProgram, flows, stage_program
@@ -44,6 +42,13 @@ class Made:
     phases: Phases
     sources: list[StageProgram]
     places: list[Placement]
+    stacked: Stacked | None = None
+    """Where layers that the user has in one array are in several stages."""
+
+    @property
+    def program(self) -> Program:
+        """The program that was cut into stages."""
+        return self.phases.cut.program
 
 
 def make_pipeline(
@@ -60,42 +65,56 @@ def make_pipeline(
             needs the whole batch at once, marks that contradict each other.
         ScheduleError: a schedule that so many stages and micro-batches do not have.
     """
-    parts, factors = _cut(program, options, name, returned)
-    backward = backward_units(parts)
-    forward = forward_units(parts, backward)
+    cases = Cases(program, options, name, returned)
 
-    def planned(stage_of: dict[int, int], places: list[Placement], schedule: Schedule, notes: list[str]) -> Made:
-        return _planned(assign(parts, stage_of, schedule.stages, backward), places, schedule, request_on, name, notes)
+    def planned(
+        case: Case, stage_of: dict[int, int], places: list[Placement], schedule: Schedule, notes: list[str]
+    ) -> Made:
+        grouped = case.grouped
+
+        def request_of(where: Placement) -> Request:
+            request = request_on(where)
+            return request if grouped is None else replace(request, pins=grouped.pins(request.pins))
+
+        phases = assign(case.parts, stage_of, schedule.stages, case.backward)
+        made = _planned(phases, places, schedule, request_of, name, notes)
+        made.stacked = None if grouped is None else Stacked(grouped)
+        return made
 
     def evenly(ranks: int) -> Made:
         places = split_placement(where, ranks)
         schedule = _schedule(options, ranks)
-        return planned(cuts.even(parts, factors, forward, schedule.stages), places, schedule, [])
+        case = cases.for_stages(schedule.stages)
+        stage_of = cuts.even(case.parts, case.factors, case.forward, schedule.stages)
+        return planned(case, stage_of, places, schedule, [])
 
-    marked = cuts.at_marks(parts, forward)
+    whole = cases.whole
+    marked = cuts.at_marks(whole.parts, whole.forward)
     if marked is not None:
         stage_of, marks = marked
         places = [marked_placement(m, where) for m in marks]
         _check_places(places, where)
         schedule = _schedule(options, len(places))
         _check_stages(schedule, len(places), "marked by sbp.scope")
-        return planned(stage_of, places, schedule, [])
+        return planned(whole, stage_of, places, schedule, [])
     if isinstance(options.stages, tuple):
         n = len(options.stages) + 1
         ranks = _ranks_for(options, n)
         schedule = _schedule(options, ranks)
         _check_stages(schedule, n, "given by paths")
-        return planned(cuts.at_paths(parts, forward, options.stages), split_placement(where, ranks), schedule, [])
+        stage_of = cuts.at_paths(whole.parts, whole.forward, options.stages)
+        return planned(whole, stage_of, split_placement(where, ranks), schedule, [])
     if isinstance(options.stages, int):
         return evenly(options.stages)
-    found = search_stages(parts, factors, forward, backward, options, where, request_on)
+    found = search_stages(cases, options, where, request_on)
     if found is None:
         return evenly(where.shape[0])
-    chosen = planned(found.stage_of, found.places, found.schedule, [found.note])
+    chosen = planned(found.case, found.stage_of, found.places, found.schedule, [found.note])
     # Layers' seconds do not add up to just those of a stage: groups of devices alike may be better after all.
     limit = request_on(where).memory_limit_bytes or math.inf
+    layers = len(whole.forward) + cases.layered.length
     for ranks in _ALIKE:
-        if where.size % ranks == 0 and ranks <= len(forward):
+        if where.size % ranks == 0 and ranks <= layers:
             other = evenly(ranks)
             if other.plan.memory_per_device <= limit and other.plan.step_seconds < chosen.plan.step_seconds:
                 other.plan.notes = [f"{ranks} groups of devices alike, better than what was chosen first: {found.note}"]
@@ -126,28 +145,9 @@ def _planned(
     plan = PipelinePlan(
         name, schedule, plans, [t.seconds for t in times], [t.once_seconds for t in times],
         transfer_seconds(sources, plans, phases, cluster, schedule.ranks), [t.activation_bytes for t in times],
-        [t.kept_bytes for t in times], notes,
+        [t.kept_bytes for t in times], [t.working_bytes for t in times], "permute" not in cluster.overlaps, notes,
     )  # fmt: skip
     return Made(plan, phases, sources, places)
-
-
-def _cut(
-    program: Program, options: Pipeline, name: str, returned: Sequence[tuple[int, int]] = ()
-) -> tuple[Microbatches, Any]:
-    factors = factor_maps(program)
-    found = roles(program if program.donated else replace(program, donated=list(returned)), factors)
-    batch = examples(program, factors, found)
-    kept = {i for i, _ in program.donated}
-    data = found.data or [i for i in range(len(program.input_ops) - len(program.constants)) if i not in kept]
-    dims = {i: batch.dims[v.id] for i in data if (v := program.input_ops[i].outs[0]).id in batch.dims}
-    if not dims and options.microbatches > 1:
-        raise PlanError(
-            f"microbatches={options.microbatches}: no dimension of the arguments of {name} is known to count examples. "
-            "Donate the training state (donate_argnums) and give it a batch, or take microbatches=1"
-        )
-    estimates = options.batch_statistics == "microbatch"
-    free = free_values(program, factors, {})
-    return cut(program, factors, options.microbatches, dims, batch.dims, free, estimates), factors
 
 
 def _chunks(options: Pipeline) -> dict[str, int]:
@@ -226,9 +226,9 @@ def _named_as(plan: PlanData, source: StageProgram, where: Placement) -> PlanDat
     return replace(plan, placement=where, inputs=inputs, outputs=outputs, function=f"stage {source.stage}")
 
 
-def make_step(made: Made, program: Program, compiler_options: Mapping[str, Any] | None = None) -> PipelineStep:
+def make_step(made: Made, compiler_options: Mapping[str, Any] | None = None) -> PipelineStep:
     """The step of a plan, on devices."""
-    schedule, phases = made.plan.schedule, made.phases
+    schedule, phases, program = made.plan.schedule, made.phases, made.program
     used: dict[int, int] = {}
     for source in made.sources:
         for port in source.takes:

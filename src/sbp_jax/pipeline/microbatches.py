@@ -19,9 +19,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import jax.numpy as jnp
+
 from ..errors import PlanError
 from ..rules import Factors
-from ..rules.widen import B, Strategy, strategies
+from ..rules.widen import PARTIAL, B, Strategy, strategies
 from ..trace import Atom, Lit, Op, Program, Structured, Value, user_line
 
 # Ops that cost this part of the step or less may run once for the whole batch before the micro-batches; without any
@@ -153,6 +155,7 @@ class _Cutter:
         self.estimates, self.is_single, self.estimated = estimates or is_single, is_single, set[int]()
         self.program, self.factors, self.count, self.dims, self.free = program, factors, count, dims, free
         self.batch, self.once = dict(batch), once
+        self.depth = 0
         self.code: dict[int, int] = {}
         self.home: dict[int, Region] = {}
         self.ways: dict[int, Codes] = {}
@@ -268,8 +271,21 @@ class _Cutter:
             if price is not None and (best is None or price < best[0]):
                 best = price, s
         if best is None:
-            return False
+            return self.round_terms(op)
         self.take(op, best[1])
+        return True
+
+    def round_terms(self, op: Op) -> bool:
+        """In a loop of the model's own, a sum that is made narrower (float32 to bfloat16) is rounded term by term.
+
+        It cannot wait for the other micro-batches there. The sum of the rounded terms is as near as the rounded sum
+        but for the last bits of the narrower type.
+        """
+        x = op.ins[0] if op.ins else None
+        is_sum = isinstance(x, Value) and self.code.get(x.id) == PARTIAL["sum"]
+        if not (self.depth and op.name == "convert_element_type" and is_sum and _is_float(x) and _is_float(op.outs[0])):
+            return False
+        self.link(op, (PARTIAL["sum"],), (PARTIAL["sum"],))
         return True
 
     def price(self, op: Op, s: Strategy) -> int | None:
@@ -287,13 +303,18 @@ class _Cutter:
 
     def body(self, graph_ops: Sequence[Unit]) -> bool:
         """The same for all ops of a body."""
-        for unit in graph_ops:
-            if all(self.code.get(x.id, B) == B for x in unit.reads):
-                made = isinstance(unit, Op) and self.makes_part(unit)
-                if not made:
-                    whole(self, unit)
-            elif not self.decide(unit):
-                return False
+        self.depth += 1
+        try:
+            return all(map(self.decide_inside, graph_ops))
+        finally:
+            self.depth -= 1
+
+    def decide_inside(self, unit: Unit) -> bool:
+        """Choose how an op of a body runs, if it can."""
+        if any(self.code.get(x.id, B) != B for x in unit.reads):
+            return self.decide(unit)
+        if not (isinstance(unit, Op) and self.makes_part(unit)):
+            whole(self, unit)
         return True
 
     def link(self, op: Op, ins: Sequence[int], outs: Sequence[int]) -> None:
@@ -358,6 +379,10 @@ class _Cutter:
             "group or layer norm), or, for a batch norm with the statistics of each micro-batch, "
             'Pipeline(batch_statistics="microbatch")'
         )
+
+
+def _is_float(x: Atom | None) -> bool:
+    return x is not None and bool(jnp.issubdtype(x.dtype, jnp.floating))
 
 
 def whole(c: _Cutter, unit: Unit) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich import box
@@ -31,6 +31,8 @@ class PipelinePlan:
         transfer_seconds: of one micro-batch between each stage and the next.
         activation_bytes: what one micro-batch holds on a device of each stage from its forward to its backward part.
         kept_bytes: what a device of each stage holds besides, with one micro-batch.
+        working_bytes: of that, what it holds only while it computes; the rest are arguments and sums.
+        transfers_wait: whether a group of devices waits while it sends: hardware that sends beside compute does not.
         notes: what is to be known besides.
     """
 
@@ -42,12 +44,23 @@ class PipelinePlan:
     transfer_seconds: list[float]
     activation_bytes: list[float]
     kept_bytes: list[float]
+    working_bytes: list[float]
+    transfers_wait: bool = False
     notes: list[str] = field(default_factory=list)
 
     @functools.cached_property
     def timing(self) -> Timing:
         """When each task runs, by the predicted seconds."""
-        return simulate(self.schedule, self.seconds, self.transfer_seconds)
+        if not self.transfers_wait:
+            return simulate(self.schedule, self.seconds, self.transfer_seconds)
+        # Each task sends when it has computed; what a device receives comes in the meantime.
+        sent = [0.0, *self.transfer_seconds, 0.0]
+        waiting = [
+            replace(s, forward=s.forward + after, backward=s.whole_backward + before,
+                    input_gradient=s.input_gradient + before)
+            for s, before, after in zip(self.seconds, sent, sent[1:], strict=False)
+        ]  # fmt: skip
+        return simulate(self.schedule, waiting)
 
     @property
     def microbatches(self) -> int:
@@ -75,7 +88,9 @@ class PipelinePlan:
         for rank in range(self.schedule.ranks):
             own = [s for _, s in self.schedule.stages_of(rank)]
             most = max(self.activation_bytes[s] for s in own)
-            found.append(sum(self.kept_bytes[s] for s in own) + max(0, held[rank] - 1) * most)
+            working = max(self.working_bytes[s] for s in own)
+            resident = sum(self.kept_bytes[s] - self.working_bytes[s] for s in own)
+            found.append(resident + working + max(0, held[rank] - 1) * most)
         return found
 
     @property

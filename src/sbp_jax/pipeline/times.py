@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 
 from ..cluster import Cluster
 from ..pieces import stored_shape
@@ -20,22 +21,26 @@ from .stage_program import StageProgram
 class StageTimes:
     """Seconds of a micro-batch, seconds once a step, and bytes that a micro-batch holds between its two parts.
 
-    ``kept_bytes`` is what a device holds besides micro-batches in flight but one.
+    ``kept_bytes`` is what a device holds besides micro-batches in flight but one; of that ``working_bytes`` only while
+    the stage computes.
     """
 
     seconds: StageSeconds
     once_seconds: float
     activation_bytes: float
     kept_bytes: float
+    working_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What one node of a stage's program takes in a step: in which ``part`` ("once", "forward", "input", "weight"), of
-    which ``stage`` of the step (-1: of none), and what a device holds of it until the backward part."""
+    which ``stage`` of the step (-1: of none), which ``node`` of the step it stands for (-1: none), and what a device
+    holds of it until the backward part."""
 
     part: str
     stage: int
+    node: int
     seconds: float
     held_bytes: float = 0.0
 
@@ -45,16 +50,16 @@ def spent(phases: Phases, source: StageProgram, plan: PlanData) -> Iterator[Spen
     cut, line = phases.cut, plan.timeline
     unit_of = {n.index: k for k, u in enumerate(cut.units) for n in nodes_of(u)}
 
-    def place(node: int) -> tuple[str, int]:
+    def place(node: int) -> tuple[str, int, int]:
         o = source.origin[node] if 0 <= node < len(source.origin) else -1
         k = unit_of.get(o, -1)
         stage = phases.stage[k] if k >= 0 else -1
         if k < 0 or cut.regions[k] is not Region.LOOP:
-            return "once", stage
+            return "once", stage, o
         if not phases.backward[k]:
-            return "forward", stage
+            return "forward", stage, o
         ways = cut.ways.get(o)
-        return ("weight" if ways is not None and any(c < -1 for c in ways[1]) else "input"), stage
+        return ("weight" if ways is not None and any(c < -1 for c in ways[1]) else "input"), stage, o
 
     for node, cost in line.runs:
         trips = math.prod(loop.trips for loop in line.loops if loop.first <= node <= loop.last)
@@ -84,7 +89,7 @@ def _held(phases: Phases, source: StageProgram, plan: PlanData, unit_of: dict[in
         for v, signature in zip(op.outs, plan.strategies[plan.nodes[op.index]][1], strict=True):
             if v.id in read:
                 held = v.itemsize * math.prod(stored_shape(v.shape, signature, plan.placement.shape))
-                yield Spent("forward", stage if stage >= 0 else read[v.id], 0.0, held)
+                yield Spent("forward", stage if stage >= 0 else read[v.id], source.origin[op.index], 0.0, held)
 
 
 def stage_times(phases: Phases, source: StageProgram, plan: PlanData) -> StageTimes:
@@ -100,7 +105,30 @@ def stage_times(phases: Phases, source: StageProgram, plan: PlanData) -> StageTi
               *zip(source.gives, plan.outputs, strict=True)) if port.kind == "part"]  # fmt: skip
     kept = max(0.0, plan.memory_per_device - (m - 1) * sum(stacks))
     seconds = StageSeconds(total["forward"] / m, total["input"] / m, total["weight"] / m)
-    return StageTimes(seconds, total["once"], held, kept)
+    return StageTimes(seconds, total["once"], held, kept, max(0.0, kept - sum(b for _, _, b in resident(source, plan))))
+
+
+def resident(source: StageProgram, plan: PlanData) -> Iterator[tuple[int, int, float]]:
+    """What a device holds during the whole step: arguments, and the sums that the loop carries. Of each the number of
+    the argument and -1, or -1 and the node of the step that reads the sum; bytes."""
+    for port, leaf in zip(source.takes, plan.inputs, strict=True):
+        if port.kind == "argument":
+            shape = stored_shape(leaf.shape, leaf.signature, plan.placement.shape)
+            yield port.key, -1, math.prod(shape) * itemsize_of(leaf.dtype)
+    loop = loop_of(source.program)
+    for op in loop.roles["carry"] if loop is not None else ():
+        v = op.outs[1]
+        readers = [source.origin[n.index] for n in source.program.nodes if v in n.reads]
+        shape = stored_shape(v.shape, plan.strategies[plan.nodes[op.index]][1][1], plan.placement.shape)
+        yield -1, max(readers, default=-1), float(math.prod(shape) * v.itemsize)
+
+
+def itemsize_of(dtype: str) -> float:
+    """Bytes of an element of a type; of keys, and types of JAX's own, about so many."""
+    try:
+        return float(np.dtype(dtype).itemsize)
+    except TypeError:
+        return 2.0 if "16" in dtype else 1.0 if "8" in dtype else 8.0
 
 
 def transfer_seconds(

@@ -60,9 +60,10 @@ class _Factor:
     is_blocked: bool
 
 
-class _Finder:
-    def __init__(self, program: Program, factors: Sequence[Factors], found: Roles) -> None:
-        self.program = program
+class DimClasses:
+    """The dimensions of all values of a program (by value id and number), those that are one in a class."""
+
+    def __init__(self, program: Program, factors: Sequence[Factors]) -> None:
         self.above: dict[Dim, Dim] = {}
         self.ops = [(op, _factors_of(op, f), f) for op, f in zip(program.nodes, factors, strict=True)]
         for _, parts, _ in self.ops:
@@ -70,10 +71,6 @@ class _Finder:
                 for other in part.dims[1:]:
                     self.join(part.dims[0], other)
         self.links = self.parts()
-        self.data = [program.input_ops[i].outs[0] for i in found.data]
-        self.parameters = [program.input_ops[i].outs[0] for i in found.parameters]
-        self.states = [program.input_ops[i].outs[0] for i in found.states]
-        self.values = {v.id: v for op in program.nodes for v in op.outs}
 
     def parts(self) -> list[tuple[Dim, Dim]]:
         """All pairs of a dim and one that it is a part of. What is cut into parts as it was made of them is the same
@@ -116,6 +113,16 @@ class _Finder:
     def classes_of(self, v: Value) -> list[tuple[int, Dim]]:
         """The dims of a value, longer than 1, with their classes."""
         return [(d, self.root((v.id, d))) for d, n in enumerate(v.shape) if n > 1]
+
+
+class _Finder(DimClasses):
+    def __init__(self, program: Program, factors: Sequence[Factors], found: Roles) -> None:
+        super().__init__(program, factors)
+        self.program = program
+        self.data = [program.input_ops[i].outs[0] for i in found.data]
+        self.parameters = [program.input_ops[i].outs[0] for i in found.parameters]
+        self.states = [program.input_ops[i].outs[0] for i in found.states]
+        self.values = {v.id: v for op in program.nodes for v in op.outs}
 
     def run(self) -> Examples:
         features = self.features()
