@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from sbp_jax.actors import Actor, ActorGraph, Runtime
-from sbp_jax.schedules import Kind, Schedule, StageSeconds, by_name, schedules
+from sbp_jax.schedules import Kind, Schedule, StageSeconds, Task, by_name, schedules
 
 RANKS, MICROBATCHES, UNIT_SECONDS, ROUNDS, MOST_DIFFERENCE = 2, 8, 8e-3, 5, 0.05
 UNITS = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
@@ -32,30 +32,31 @@ def kernels() -> dict[Kind, Callable[[], object]]:
 
 
 def graph(schedule: Schedule, work: dict[Kind, Callable[[], object]]) -> ActorGraph:
-    """Each part of each stage as an actor, rank by rank in the schedule's order."""
-    kinds = {(t.direction, t.stage): set() for tasks in schedule.tasks for t in tasks}
-    fired: dict[str, list[int]] = {}
+    """Each part of each stage as an actor, rank by rank in the schedule's order.
+
+    The whole backward pass and its first half are one actor, whose length depends on the micro-batch: DualPipe-V
+    has both in one stage.
+    """
+    kinds: dict[str, dict[int, Kind]] = {}
+    where: dict[str, Task] = {}
     for tasks in schedule.tasks:
         for t in tasks:
-            kinds[t.direction, t.stage].add(t.kind)
-            fired.setdefault(name(t.kind, t.direction, t.stage), []).append(t.microbatch)
+            kinds.setdefault(name(t.kind, t.direction, t.stage), {})[t.microbatch] = t.kind
+            where[name(t.kind, t.direction, t.stage)] = t
     actors = []
-    for (d, s), own in kinds.items():
-        for kind in own:
-            before = [name(Kind.FORWARD, d, s - 1)] if kind is Kind.FORWARD and s else []
-            if kind is not Kind.FORWARD:
-                before = [name(Kind.FORWARD, d, s)]
-                after = Kind.BACKWARD if Kind.BACKWARD in own else Kind.INPUT
-                if kind is Kind.WEIGHT:
-                    before.append(name(Kind.INPUT, d, s))
-                elif s + 1 < schedule.stages:
-                    before.append(name(after, d, s + 1))
-            label = name(kind, d, s)
-            indices = tuple(sorted(fired[label]))
-            actors.append(Actor(
-                label, lambda k, *_, f=work[kind]: f(), tuple(before), schedule.microbatches,
-                f"rank {schedule.rank_of(s, d)}", indices=indices,
-            ))  # fmt: skip
+    for label, own in kinds.items():
+        d, s, kind = where[label].direction, where[label].stage, where[label].kind
+        before = [name(Kind.FORWARD, d, s - 1)] if kind is Kind.FORWARD and s else []
+        if kind is not Kind.FORWARD:
+            before = [name(Kind.FORWARD, d, s)]
+            if kind is Kind.WEIGHT:
+                before.append(name(Kind.INPUT, d, s))
+            elif s + 1 < schedule.stages:
+                before.append(name(Kind.INPUT, d, s + 1))
+        actors.append(Actor(
+            label, lambda k, *_, own=own: work[own[k]](), tuple(before), schedule.microbatches,
+            f"rank {schedule.rank_of(s, d)}", indices=tuple(sorted(own)),
+        ))  # fmt: skip
     orders = {f"rank {r}": tuple((name(t.kind, t.direction, t.stage), t.microbatch) for t in tasks)
               for r, tasks in enumerate(schedule.tasks)}  # fmt: skip
     return ActorGraph(tuple(actors), orders)
@@ -63,7 +64,7 @@ def graph(schedule: Schedule, work: dict[Kind, Callable[[], object]]) -> ActorGr
 
 def name(kind: Kind, direction: int, stage: int) -> str:
     """The actor of a part of a stage."""
-    return f"{kind}{stage}" + "'" * direction
+    return f"{Kind.BACKWARD if kind is Kind.INPUT else kind}{stage}" + "'" * direction
 
 
 def main() -> int:
@@ -73,9 +74,8 @@ def main() -> int:
     is_good = True
     for label, found in sorted(schedules().items()):
         schedule = by_name(label, RANKS, MICROBATCHES)
-        mixed = {t.kind for tasks in schedule.tasks for t in tasks}
-        if not schedule.is_synchronous or {Kind.BACKWARD, Kind.WEIGHT} <= mixed:
-            continue  # the first has no step's bubble, the second's parts have lengths of their own
+        if not schedule.is_synchronous:
+            continue  # a step has no bubble of its own
         formula = found.bubble(RANKS, MICROBATCHES, StageSeconds(1.0, 1.0, 1.0))
         with Runtime(graph(schedule, work)) as runtime:
             runtime.run()

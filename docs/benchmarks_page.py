@@ -24,6 +24,7 @@ SUBJECTS = {
     "lowerings": "One plan in three programs: explicit, as constraints, shardings alone",
     "memory": "Memory, against XLA's own figures",
     "remat": "Planning with less memory than a step needs: what is computed again",
+    "pipeline": "Pipelines, against the best plan without one",
     "megatron": "The simulator, against published runs",
     "calibration": "A calibrated cluster",
     "planning_and_calls": "Planning small models; the cost of a call",

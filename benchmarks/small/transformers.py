@@ -27,21 +27,21 @@ from .common import (
 )
 
 
-def pairs_of_text(vocab: int, seq: int) -> Callable[[], Tree]:
+def pairs_of_text(vocab: int, seq: int, batch: int = BATCH) -> Callable[[], Tree]:
     """A source, a target and its successors."""
 
     def make() -> Tree:
         rng = np.random.default_rng(0)
-        target = rng.integers(0, vocab, (BATCH, seq + 1), dtype=np.int32)
-        return {"source": rng.integers(0, vocab, (BATCH, seq), dtype=np.int32), "inputs": target[:, :-1],
+        target = rng.integers(0, vocab, (batch, seq + 1), dtype=np.int32)
+        return {"source": rng.integers(0, vocab, (batch, seq), dtype=np.int32), "inputs": target[:, :-1],
                 "targets": target[:, 1:]}  # fmt: skip
 
     return make
 
 
-def t5() -> Model:
+def t5(layers: int = 3, width: int = 256, vocab: int = 4096, seq: int = 96, batch: int = BATCH) -> Model:
     """Relative positions shared by layers, gated GELU, RMS norms, an own head; Adafactor."""
-    layers, width, heads, ff, vocab, seq, buckets = 3, 256, 8, 512, 4096, 96, 32
+    heads, ff, buckets = 8, 2 * width, 32
 
     def attention(keys: Keys) -> Tree:
         return {name: keys.dense(width, width) for name in "qkvo"} | {"norm": jnp.ones(width)}
@@ -95,7 +95,7 @@ def t5() -> Model:
             x = fed(x, p["feed"])
         return token_loss(rms_norm(x, params["norms"][1]) @ params["head"], batch["targets"])
 
-    return train(init, loss, pairs_of_text(vocab, seq), optax.adafactor(1e-3))
+    return train(init, loss, pairs_of_text(vocab, seq, batch), optax.adafactor(1e-3))
 
 
 class Translator(nn.Module):

@@ -41,10 +41,25 @@ def test_one_forward_one_backward_needs_what_it_holds() -> None:
     check(pipeline("f0 b0 f1 b1 f2 b2", order1))
     check(pipeline("f0 f1 b0 f2 b1 b2", order1, registers=2))
     assert refused(pipeline("f0 f1 b0 f2 b1 b2", order1)) == (
-        "this graph of actors would never complete: lane 'rank 0' waits at f[1] for a free register of 'f', whose 1 "
-        "holds a result until b[0] has run, which lane 'rank 0' runs after f[1]. It does with these registers: "
-        "'f' 2 (it has 1). Or change the order of one of these lanes so that what another waits for comes first"
+        "this graph of actors would never complete: lane 'rank 0' waits at f[1] for a free register of 'f': its only "
+        "one is taken by f[0] until b[0] has run, which this lane runs after f[1]. It does with these registers: 'f' 2 "
+        "(it has 1). Or change the order of lane 'rank 0' so that what it waits for comes first"
     )
+
+
+def test_a_lane_that_runs_a_result_before_what_it_is_made_of() -> None:
+    actors = (Actor("f", act, lane="device", count=2), Actor("b", act, ("f",), lane="device"))
+    order = (("b", 1), ("f", 1), ("b", 0), ("f", 0))
+    assert refused(ActorGraph(actors, {"device": order})) == (
+        "this graph of actors would never complete, however many registers there are: lane 'device' waits at b[1] for "
+        "f[1], which this lane runs after b[1]. To run it, change the order of lane 'device' so that what it waits for "
+        "comes first"
+    )
+
+
+def test_of_several_registers_the_first_that_was_taken_is_named() -> None:
+    message = refused(pipeline("f0 f1 f2 b0 b1 b2", "g0 h0 g1 h1 g2 h2", registers=2))
+    assert "for a free register of 'f': its 2 are taken, the first by f[0] until b[0] has run" in message
 
 
 def test_registers_needed_are_named_for_all_and_are_enough() -> None:
@@ -88,9 +103,9 @@ def test_actors_that_fire_in_different_orders() -> None:
 
     assert refused(crossed(1)) == (
         "this graph of actors would never complete: actor 'c' waits at c[0] for b[0]; actor 'b' waits at b[0] for a "
-        "free register of 'b', whose 1 holds a result until c[1] has run, which actor 'c' runs after c[0]. It does "
-        "with these registers: 'b' 2 (it has 1). Or change the indices of one of these actors so that what another "
-        "waits for comes first"
+        "free register of 'b': its only one is taken by b[1] until c[1] has run, which actor 'c' runs after c[0]. "
+        "It does with these registers: 'b' 2 (it has 1). Or change the indices of one of these actors so that what "
+        "another waits for comes first"
     )
     check(crossed(2))
 

@@ -39,3 +39,42 @@ def test_svg_has_a_box_for_each_task_at_its_time() -> None:
     # The drawing is 968 - 64 - 8 wide, and the last task ends at its right.
     assert max(float(b.attrib["x"]) + float(b.attrib["width"]) for b in boxes) == 960.0
     assert float(boxes[0].attrib["width"]) == round(896 / timing.makespan_seconds, 2)
+
+
+def legend(root: ET.Element) -> list[str | None]:
+    return [text.text for text in root.findall(f"{SVG}g/{SVG}text")]
+
+
+def test_chunks_of_a_rank_have_shades_and_a_legend() -> None:
+    timing = simulate(by_name("interleaved_1f1b", 2, 4, chunks=3))
+    root = ET.fromstring(to_svg(timing))
+    assert legend(root) == ["chunk 0: stages 0 to 1", "chunk 1: stages 2 to 3", "chunk 2: stages 4 to 5"]
+    fills: dict[tuple[str, int], set[str]] = {}
+    runs = [run for runs in timing.runs for run in runs]
+    for run, box in zip(runs, root.findall(f"{SVG}rect"), strict=True):
+        fills.setdefault((run.task.kind, run.task.stage // 2), set()).add(box.attrib["fill"])
+    assert all(len(own) == 1 for own in fills.values())  # one for each kind and chunk
+    assert len(set.union(*fills.values())) == 6
+    brightness = [sum(bytes.fromhex(min(fills["F", c])[1:])) for c in range(3)]
+    assert brightness == sorted(brightness, reverse=True) and len(set(brightness)) == 3
+    swatches = [box.attrib["fill"] for box in root.findall(f"{SVG}g/{SVG}rect")]
+    assert swatches == [min(fills[kind, c]) for c in range(3) for kind in "FB"]
+
+
+def test_chunks_of_two_directions_and_of_one_rank() -> None:
+    assert legend(ET.fromstring(to_svg(simulate(by_name("chimera", 4, 4))))) == [
+        "chunk 0: stages 0 to 3", "chunk 1: stages 0 to 3 of the second direction (')"
+    ]  # fmt: skip
+    assert legend(ET.fromstring(to_svg(simulate(by_name("zb_v", 1, 2))))) == ["chunk 0: stage 0", "chunk 1: stage 1"]
+    assert not legend(ET.fromstring(to_svg(simulate(by_name("zb_h1", 4, 4)))))
+
+
+def test_a_narrow_box_says_its_task_without_the_stage() -> None:
+    timing = simulate(by_name("interleaved_1f1b", 2, 4))
+
+    def words(width: float) -> list[str | None]:
+        texts = ET.fromstring(to_svg(timing, width)).findall(f"{SVG}text")
+        return [t.text for t in texts if t.attrib["text-anchor"] == "middle"]
+
+    assert "F3@2" in words(2000.0) and "F3" not in words(2000.0)
+    assert "F3" in words(600.0) and "F3@2" not in words(600.0)

@@ -39,21 +39,25 @@ def check(graph: ActorGraph) -> None:
     if not (needed := _enough(graph)):
         limitless = _Tokens(graph, None)
         limitless.run()
+        circle = limitless.circle()
         raise ActorError(
-            f"this graph of actors would never complete, however many registers there are: {limitless.circle()[0]}. "
-            f"To run it, {_reorder(graph)}"
+            f"this graph of actors would never complete, however many registers there are: {circle.words}. "
+            f"To run it, {_reorder(graph, circle)}"
         )
     more = ", ".join(f"{name!r} {n} (it has {given[name]})" for name, n in needed.items())
+    circle = tokens.circle()
     raise ActorError(
-        f"this graph of actors would never complete: {tokens.circle()[0]}. It does with these registers: {more}. "
-        f"Or {_reorder(graph)}"
+        f"this graph of actors would never complete: {circle.words}. It does with these registers: {more}. "
+        f"Or {_reorder(graph, circle)}"
     )
 
 
-def _reorder(graph: ActorGraph) -> str:
+def _reorder(graph: ActorGraph, circle: "_Circle") -> str:
     """What to do about a deadlock but for registers."""
-    what = "the order of one of these lanes" if graph.orders else "the indices of one of these actors"
-    return f"change {what} so that what another waits for comes first"
+    what, plural = ("the order of", "lanes") if graph.orders else ("the indices of", "actors")
+    if len(circle.lines) == 1:
+        return f"change {what} {circle.lines[0]} so that what it waits for comes first"
+    return f"change {what} one of these {plural} so that what another waits for comes first"
 
 
 def registers_needed(graph: ActorGraph) -> dict[str, int]:
@@ -95,7 +99,7 @@ def _enough(graph: ActorGraph) -> dict[str, int]:
     tokens.run()
     while not tokens.is_done:
         # With registers without end it completes, so every circle holds an actor that waits for one.
-        name = tokens.circle()[1][0]
+        name = tokens.circle().actors[0]
         found[name] += 1
         tokens.add_register(name)
         tokens.run()
@@ -108,6 +112,15 @@ def _enough(graph: ActorGraph) -> dict[str, int]:
             low, high = (low, middle) if trial.is_done else (middle + 1, high)
         found[name] = high
     return {name: n for name, n in found.items() if n > given[name]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Circle:
+    """Lines that wait for each other, by name; that in words; the actors that wait for a register."""
+
+    lines: list[str]
+    words: str
+    actors: list[str]
 
 
 @dataclass(slots=True)
@@ -182,8 +195,8 @@ class _Tokens:
                 del unread[k]
                 self.add_register(source)
 
-    def circle(self) -> tuple[str, list[str]]:
-        """Of a run that is stuck, lines that wait for each other, in words; the actors that wait for a register."""
+    def circle(self) -> _Circle:
+        """Of a run that is stuck, lines that wait for each other."""
         line = next(line for line in self.lines if line.at < len(line.firings))
         path: list[tuple[_Line, str, str]] = []
         while all(line is not other for other, _, _ in path):
@@ -191,24 +204,36 @@ class _Tokens:
             lacks = self._lacks(name, k)
             if lacks == name:
                 held = next(iter(self.unread[name]))
-                reader = next(
-                    r for r, only in self.reads[name]
+                wanted = next(
+                    (r, held) for r, only in self.reads[name]
                     if (only is None or held in only) and held not in self.fired[r]
                 )  # fmt: skip
-                wanted, n = (reader, held), len(self.unread[name])
-                what = f"a free register of {name!r}, whose {n} {'holds a result' if n == 1 else 'hold results'} until "
+                n = len(self.unread[name])
+                what = f"a free register of {name!r}: {_taken(n)} {firing_name(name, held)} until "
+                what += f"{firing_name(*wanted)} has run"
             else:
-                wanted, what = (lacks or name, k), ""
+                wanted = (lacks or name, k)
+                what = firing_name(*wanted)
             other = self.line_of[wanted[0]]
-            behind = other.firings[other.at]
-            order = "" if behind == wanted else f", which {other.name} runs {_after(behind)}"
-            until = f"{what}{firing_name(*wanted)}{' has run' if what else ''}"
-            path.append((line, f"{line.name} waits at {firing_name(name, k)} for {until}{order}", name if what else ""))
+            words = f"{line.name} waits at {firing_name(name, k)} for {what}{_later(line, other, wanted)}"
+            path.append((line, words, name if lacks == name else ""))
             line = other
         start = next(i for i, (other, _, _) in enumerate(path) if other is line)
         circle = path[start:]
-        return "; ".join(words for _, words, _ in circle), [name for _, _, name in circle if name]
+        return _Circle(
+            [line.name for line, _, _ in circle], "; ".join(words for _, words, _ in circle),
+            [name for _, _, name in circle if name],
+        )  # fmt: skip
 
 
-def _after(behind: Firing) -> str:
-    return f"after {firing_name(*behind)}"
+def _taken(registers: int) -> str:
+    """That no register is free; the first result that took one is to follow."""
+    return "its only one is taken by" if registers == 1 else f"its {registers} are taken, the first by"
+
+
+def _later(line: _Line, other: _Line, wanted: Firing) -> str:
+    """Why a firing has not happened, where it is not the very next of its line."""
+    behind = other.firings[other.at]
+    if other is line:
+        return f", which this {line.name.partition(' ')[0]} runs after {firing_name(*behind)}"
+    return "" if behind == wanted else f", which {other.name} runs after {firing_name(*behind)}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import drawing
 from ..errors import ActorError
 from . import draw, trace
 from .span import Slice, Span, slices
@@ -107,7 +108,17 @@ class Record:
 
     def to_svg(self, width: float = 960.0) -> str:
         """A picture on its own, ``width`` pixels wide: a row for each lane, a box for each firing."""
-        return draw.to_svg(self._pieces(), self.makespan_seconds, width)
+        return drawing.to_svg(self._drawing(), width)
+
+    def save_picture(self, path: str | Path, width: float = 960.0) -> None:
+        """Write the picture to a file, as SVG or PNG by the end of its name. PNG needs matplotlib (``sbp-jax[plot]``).
+
+        A PNG has twice ``width`` pixels a row. Raises ActorError where the picture cannot be written, with what to do.
+        """
+        drawing.save(self._drawing(), path, width, ActorError)
+
+    def _drawing(self) -> drawing.Drawing:
+        return draw.drawing(self._pieces(), self.makespan_seconds)
 
     def _pieces(self) -> dict[str, Sequence[Slice]]:
         """By lane, its pieces of time."""

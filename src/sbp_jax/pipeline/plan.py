@@ -3,6 +3,7 @@
 import functools
 import io
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..plan import PlanData
-from ..schedules import Schedule, StageSeconds, Timing, peak_versions, simulate, to_svg, to_text
+from ..schedules import Schedule, StageSeconds, Timing, peak_versions, save_picture, simulate, to_svg, to_text
 from ..schedules.schedule import peak_held
 
 # A printed schedule has at most so many columns, whatever the shortest task takes.
@@ -109,6 +110,13 @@ class PipelinePlan:
     def to_svg(self, width: float = 960.0) -> str:
         """A picture of the schedule, by the predicted seconds; ``width`` in pixels."""
         return to_svg(self.timing, width)
+
+    def save_picture(self, path: str | Path, width: float = 960.0) -> None:
+        """Write the picture of the schedule to a file, as SVG or PNG by the end of its name.
+
+        PNG needs matplotlib (``sbp-jax[plot]``). Raises ScheduleError where the picture cannot be written.
+        """
+        save_picture(self.timing, path, width)
 
     def __str__(self) -> str:
         table = Table(title=f"{self.function}: {len(self.stages)} stages, {self.microbatches} micro-batches, "

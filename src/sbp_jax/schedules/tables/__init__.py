@@ -13,6 +13,8 @@ from . import (
     zb_h1,
     zb_v,
 )
+from .registry import BubbleFormula as BubbleFormula
+from .registry import PeakFormula as PeakFormula
 from .registry import ScheduleType as ScheduleType
 from .registry import by_name as by_name
 from .registry import register as register
