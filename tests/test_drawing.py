@@ -78,7 +78,7 @@ def test_a_run_a_schedule_and_a_plan_are_written_alike(tmp_path: Path) -> None:
     timing = simulate(by_name("zb_v", 2, 4))
     save_picture(timing, tmp_path / "schedule.png", 500.0)
     plan = sbp.PipelinePlan("f", by_name("1f1b", 2, 4), [], [sbp.schedules.StageSeconds()] * 2, [0.0, 0.0], [0.0],
-                            [0.0, 0.0], [0.0, 0.0])  # fmt: skip
+                            [0.0, 0.0], [0.0, 0.0], [0.0, 0.0])  # fmt: skip
     plan.save_picture(tmp_path / "plan.png", 500.0)
     plan.save_picture(tmp_path / "plan.svg", 500.0)
     assert (tmp_path / "plan.svg").read_text(encoding="utf-8") == plan.to_svg(500.0)

@@ -63,14 +63,14 @@ def compare(pipeline: sbp.Pipeline, where: Any, layers: int = 4, remat: bool = F
     step = make_step(remat)
     run = sbp.auto_parallel(step, placement=where, donate_argnums=0, config=sbp.AutoParallelConfig(pipeline=pipeline))
     found, right = state(layers, dtype), state(layers, dtype)
-    near = {"rtol": 2e-5, "atol": 2e-6} if dtype == jnp.float32 else {"rtol": 0.05, "atol": 0.03}
+    rtol, atol = (2e-5, 2e-6) if dtype == jnp.float32 else (0.05, 0.03)
     for k in range(3):
         found, loss = run(found, batch(k, dtype))
         right, expected = jax.jit(step)(right, batch(k, dtype))
-        np.testing.assert_allclose(loss, expected, rtol=near["rtol"])
+        np.testing.assert_allclose(loss, expected, rtol=rtol)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
-        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), **near)
+        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=rtol, atol=atol)
     run.close()
     return found
 

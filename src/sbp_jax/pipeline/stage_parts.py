@@ -104,6 +104,11 @@ class StageParts:
         updates = [] if self.updates is None else self.updates.all
         return [self.before, self.forward, *self.backward, *updates, *self.after]
 
+    def arrives(self, port: int) -> Signature:
+        """How an argument lies on the stage's devices; of a part of every micro-batch, one part."""
+        whole = self.plan.inputs[port].signature
+        return _part_of(whole) if self.source.takes[port].kind in _WITH_EVERY_PART else whole
+
 
 @dataclass(slots=True)
 class UpdateParts:
@@ -122,11 +127,6 @@ class UpdateParts:
     def all(self) -> list[StagePart]:
         """Its parts."""
         return [self.update] if self.start is None else [self.start, self.update]
-
-    def arrives(self, port: int) -> Signature:
-        """How an argument lies on the stage's devices; of a part of every micro-batch, one part."""
-        whole = self.plan.inputs[port].signature
-        return _part_of(whole) if self.source.takes[port].kind in _WITH_EVERY_PART else whole
 
 
 def stage_parts(

@@ -182,5 +182,5 @@ def update_parts(
     compiler_options: Mapping[str, Any] | None = None,
 ) -> StageParts:  # fmt: skip
     """Lower and cut a stage that updates its state ``count`` times in a step; see ``stage_parts``, ``UpdateMaker``."""
-    maker = UpdateMaker(phases, source, plan, False, shared, dict(compiler_options or {}), state=state, count=count)
-    return maker.make()
+    options, mesh = dict(compiler_options or {}), plan.placement.mesh
+    return UpdateMaker(phases, source, plan, False, shared, options, mesh, state=state, count=count).make()
