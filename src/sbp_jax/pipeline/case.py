@@ -1,5 +1,6 @@
 """A step ready to be cut into stages: in micro-batches, its layers in groups."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,8 +35,22 @@ class Case:
         return self.parts.program
 
 
-class Cases:
-    """A step, with its layers in any number of groups.
+@dataclass(slots=True)
+class _Form:
+    """A program to cut into micro-batches. ``data``: by number of an argument the dim that counts examples; ``dims``:
+    the same by value id; ``free`` are values that cost nothing to make of scalars."""
+
+    program: Program
+    grouped: Grouped | None
+    returned: list[tuple[int, int]]
+    factors: Sequence[Factors]
+    data: dict[int, int]
+    dims: dict[int, int]
+    free: set[int]
+
+
+class Steps:
+    """A step as it is written, and with its layers in any number of groups: what does not hang on micro-batches.
 
     ``returned`` pairs arguments with the results that are of their shapes and structure: where nothing is donated, they
     are taken for what the model is made of.
@@ -43,10 +58,54 @@ class Cases:
 
     def __init__(self, program: Program, options: Pipeline, name: str, returned: Sequence[tuple[int, int]]) -> None:
         self.options, self.name = options, name
-        self.returned = list(returned)
-        self.whole = self._ready(program, None)
-        kept = {i for i, _ in program.donated or self.returned}
-        self.layered: Layered = find_layers(program, self.whole.factors, kept)
+        self._forms = {1: _form(program, None, list(returned))}
+        whole = self._forms[1]
+        kept = {i for i, _ in program.donated or whole.returned}
+        self.layered: Layered = find_layers(program, whole.factors, kept)
+        self._cases: dict[int, Cases] = {}
+
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of micro-batches that may be chosen: divisors of the batch, each about twice the one before."""
+        whole = self._forms[1]
+        batch = math.gcd(*(whole.program.input_ops[k].outs[0].shape[d] for k, d in whole.data.items()))
+        found = [1]
+        found += [n for n in range(2, batch + 1) if batch % n == 0]
+        kept: list[int] = []
+        for n in found:
+            if not kept or n >= 2 * kept[-1]:
+                kept.append(n)
+        return kept
+
+    def cut_in(self, count: int) -> "Cases":
+        """The step in so many micro-batches."""
+        if count not in self._cases:
+            self._cases[count] = Cases(self, count)
+        return self._cases[count]
+
+    def case(self, groups: int, count: int) -> Case:
+        """The step with its layers in ``groups`` groups, in ``count`` micro-batches."""
+        if groups not in self._forms:
+            grouped = in_groups(self.layered, groups)
+            self._forms[groups] = _form(grouped.program, grouped, _pieces_returned(grouped, self._forms[1].returned))
+        form = self._forms[groups]
+        if not form.data and count > 1:
+            raise PlanError(
+                f"microbatches={count}: no dimension of the arguments of {self.name} is known to count examples. "
+                "Donate the training state (donate_argnums) and give it a batch, or take microbatches=1"
+            )
+        estimates = self.options.batch_statistics == "microbatch"
+        parts = cut(form.program, form.factors, count, form.data, form.dims, form.free, estimates)
+        backward = backward_units(parts)
+        return Case(parts, form.factors, backward, forward_units(parts, backward), form.returned, form.grouped)
+
+
+class Cases:
+    """A step in ``count`` micro-batches, its layers in any number of groups."""
+
+    def __init__(self, steps: Steps, count: int) -> None:
+        self._steps, self.count, self.layered = steps, count, steps.layered
+        self.whole = steps.case(1, count)
         self._known: dict[int, Case] = {1: self.whole}
 
     def for_stages(self, stages: int) -> Case:
@@ -56,39 +115,26 @@ class Cases:
         fine = [n for n in counts if n >= 2 * stages]
         return self.in_groups((even or fine or counts[-1:])[0])
 
-    def in_groups(self, count: int) -> Case:
-        """The step with its layers in ``count`` groups."""
-        if count not in self._known:
-            grouped = in_groups(self.layered, count)
-            self._known[count] = self._ready(grouped.program, grouped)
-        return self._known[count]
-
-    def _ready(self, program: Program, grouped: Grouped | None) -> Case:
-        returned = self.returned
-        if grouped is not None:
-            at = {(p.of, p.group): o for o, p in enumerate(grouped.results)}
-            pairs = dict(returned)
-            pieces = [(k, (pairs.get(p.of, -1), p.group)) for k, p in enumerate(grouped.arguments)]
-            returned = [(k, at[piece]) for k, piece in pieces if piece in at]
-        factors = factor_maps(program)
-        parts = _cut(program, factors, self.options, self.name, returned)
-        backward = backward_units(parts)
-        return Case(parts, factors, backward, forward_units(parts, backward), returned, grouped)
+    def in_groups(self, groups: int) -> Case:
+        """The step with its layers in ``groups`` groups."""
+        if groups not in self._known:
+            self._known[groups] = self._steps.case(groups, self.count)
+        return self._known[groups]
 
 
-def _cut(
-    program: Program, factors: Sequence[Factors], options: Pipeline, name: str, returned: Sequence[tuple[int, int]]
-) -> Microbatches:
-    found = roles(program if program.donated else replace(program, donated=list(returned)), factors)
+def _form(program: Program, grouped: Grouped | None, returned: list[tuple[int, int]]) -> _Form:
+    factors = factor_maps(program)
+    found = roles(program if program.donated else replace(program, donated=returned), factors)
     batch = examples(program, factors, found)
     kept = {i for i, _ in program.donated}
     data = found.data or [i for i in range(len(program.input_ops) - len(program.constants)) if i not in kept]
     dims = {i: batch.dims[v.id] for i in data if (v := program.input_ops[i].outs[0]).id in batch.dims}
-    if not dims and options.microbatches > 1:
-        raise PlanError(
-            f"microbatches={options.microbatches}: no dimension of the arguments of {name} is known to count examples. "
-            "Donate the training state (donate_argnums) and give it a batch, or take microbatches=1"
-        )
-    estimates = options.batch_statistics == "microbatch"
-    free = free_values(program, factors, {})
-    return cut(program, factors, options.microbatches, dims, batch.dims, free, estimates)
+    return _Form(program, grouped, returned, factors, dims, batch.dims, free_values(program, factors, {}))
+
+
+def _pieces_returned(grouped: Grouped, returned: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """By argument of the program in groups the result that replaces it, from those of the step."""
+    at = {(p.of, p.group): o for o, p in enumerate(grouped.results)}
+    pairs = dict(returned)
+    pieces = [(k, (pairs.get(p.of, -1), p.group)) for k, p in enumerate(grouped.arguments)]
+    return [(k, at[piece]) for k, piece in pieces if piece in at]

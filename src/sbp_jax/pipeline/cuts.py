@@ -1,6 +1,7 @@
 """Where the forward pass is cut into stages: by the user's paths or marks, or where layers of equal work meet."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -27,8 +28,13 @@ def forward_work(cut: Microbatches, factors: Sequence[Factors], forward: Sequenc
     return found
 
 
-def crossing_bytes(cut: Microbatches, forward: Sequence[int]) -> np.ndarray:
-    """Between every forward op and the next, the bytes of a micro-batch that are made before and read after."""
+def crossing_bytes(
+    cut: Microbatches, forward: Sequence[int], parts: Mapping[int, float] = MappingProxyType({})
+) -> np.ndarray:
+    """Between every forward op and the next, the bytes of a micro-batch that are made before and read after.
+
+    ``parts``: by value which part of it counts; all of it, if it has none.
+    """
     place = {number: k for k, number in enumerate(forward)}
     values: dict[int, tuple[Value, int, int]] = {}
     for k, number in enumerate(forward):
@@ -41,7 +47,7 @@ def crossing_bytes(cut: Microbatches, forward: Sequence[int]) -> np.ndarray:
     steps = np.zeros(len(place) + 1)
     for v, first, last in values.values():
         if last > first:
-            held = float(np.prod(cut.piece_shape(v))) * v.itemsize
+            held = float(np.prod(cut.piece_shape(v))) * v.itemsize * parts.get(v.id, 1.0)
             steps[first] += held
             steps[last] -= held
     return np.cumsum(steps)[: max(len(place) - 1, 0)]

@@ -1,6 +1,7 @@
 """What ``stages="auto"`` shares out: the forward ops in their order, a loop over layers as so many of them."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,21 +23,33 @@ class Items:
         self.cases, case = cases, cases.whole
         self.parts = max((n for n in group_counts(cases.layered) if n <= _MOST_PARTS), default=1)
         work = cuts.forward_work(case.parts, case.factors, case.forward)
-        between = cuts.crossing_bytes(case.parts, case.forward)
         self.unit: list[int] = []
         self.part: list[int] = []
         self.work: list[float] = []
-        self.crossing: list[float] = []
         for k, number in enumerate(case.forward):
             n = self.parts if number in cases.layered.loops else 1
-            after = float(between[k]) if k < len(between) else 0.0
             self.unit += [number] * n
             self.part += range(n)
             self.work += [float(work[k]) / n] * n
-            self.crossing += [after] * n
+        self.crossing = self.crossing_of({})
 
-    def layers(self, count: int) -> tuple[list[int], int]:
-        """By item its layer, and how many there are: about equal work, cut where little crosses."""
+    def crossing_of(self, parts: Mapping[int, float]) -> list[float]:
+        """``crossing``, where of each value only a part crosses."""
+        case = self.cases.whole
+        between = [*cuts.crossing_bytes(case.parts, case.forward, parts), 0.0]
+        return [float(between[k]) for k, number in enumerate(case.forward)
+                for _ in range(self.parts if number in self.cases.layered.loops else 1)]  # fmt: skip
+
+    def layers(self, most: int) -> tuple[list[int], int]:
+        """By item its layer, and how many there are: about equal work, cut where little crosses.
+
+        Where there are loops, a layer is about so many parts of one, a whole number: stages of equal work can be made
+        of such.
+        """
+        count = max(1, min(len(self.unit), most))
+        if parts := [w for k, w in zip(self.unit, self.work, strict=True) if k in self.cases.layered.loops and w]:
+            whole = sum(self.work) / min(parts)
+            count = min(count, max(1, round(whole / math.ceil(whole / count))))
         while True:
             found = cuts.alike(np.asarray(self.work), np.asarray(self.crossing[:-1]), count)
             used = sorted(set(found))

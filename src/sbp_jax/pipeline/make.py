@@ -1,40 +1,29 @@
-"""Program + options + devices -> a pipeline's plan, and the step that runs it."""
+"""A step cut into stages -> a pipeline's plan, and the step that runs it."""
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from ..errors import PlanError, SbpError, ScheduleError
 from ..placement import Placement
 from ..plan import PlanData
 from ..planner import Request
-from ..schedules import Schedule, by_name
-from ..trace import Program, fingerprint
-from . import cuts
+from ..schedules import Schedule
+from ..trace import Program
 from .actors_of import Instance, splits_backward
 from .asynchronous import check_updates, note, share_state, state_of, updates_between
-from .case import Case, Cases
-from .marks import marked_placement
-from .options import Pipeline
+from .case import Case
 from .phases import Phases, assign
 from .plan import PipelinePlan
-from .search import search_stages
 from .spmd import SpmdStep, spmd_step
 from .stacked import Stacked
 from .stage_parts import StagePart, StageParts, stage_parts
-from .stage_plan import plan_stage
+from .stage_plans import plan_stages_to_fit
 from .stage_program import StageProgram, flows, stage_program
 from .step import PipelineStep
-from .times import stage_times, transfer_seconds, version_bytes
+from .times import StageTimes, stage_times, transfer_seconds, version_bytes
 from .update_parts import update_parts
-
-# Numbers of groups of devices alike that are tried for one program.
-_ALIKE = (1, 2, 4, 8)
 
 
 @dataclass(slots=True)
@@ -56,218 +45,49 @@ class Made:
         return self.phases.cut.program
 
 
-def make_pipeline(
-    program: Program, options: Pipeline, where: Placement, request_on: Callable[[Placement], Request], name: str,
-    returned: Sequence[tuple[int, int]] = (),
+def planned(
+    case: Case, stage_of: dict[int, int], places: list[Placement], schedule: Schedule,
+    request_on: Callable[[Placement], Request], name: str, notes: list[str],
 ) -> Made:  # fmt: skip
-    """Plan a step on a pipeline over the devices of ``where``.
+    """The plan of a step cut into stages: of every stage, and of the whole.
 
-    ``request_on`` says what is asked of a stage's plan; ``returned`` pairs arguments with the results that are of
-    their shapes and structure: where nothing is donated, they are taken for what the model is made of.
-
-    Raises:
-        PlanError: more stages than can be cut or than there are devices, a batch that does not divide, a step that
-            needs the whole batch at once, marks that contradict each other.
-        ScheduleError: a schedule that so many stages and micro-batches do not have.
+    ``request_on`` says what is asked of a stage's plan, by nodes of the step as it was written.
     """
-    cases = Cases(program, options, name, returned)
+    grouped = case.grouped
 
-    def planned(
-        case: Case, stage_of: dict[int, int], places: list[Placement], schedule: Schedule, notes: list[str]
-    ) -> Made:
-        grouped = case.grouped
+    def request_of(where: Placement) -> Request:
+        request = request_on(where)
+        return request if grouped is None else replace(request, pins=grouped.pins(request.pins))
 
-        def request_of(where: Placement) -> Request:
-            request = request_on(where)
-            return request if grouped is None else replace(request, pins=grouped.pins(request.pins))
-
-        alone = (case.program.donated or case.returned) if updates_between(schedule) else ()
-        phases = assign(case.parts, stage_of, schedule.stages, case.backward, alone)
-        made = _planned(phases, places, schedule, request_of, name, notes, case.returned)
-        made.stacked = None if grouped is None else Stacked(grouped)
-        return made
-
-    def evenly(ranks: int) -> Made:
-        places = split_placement(where, ranks)
-        schedule = _schedule(options, ranks)
-        case = cases.for_stages(schedule.stages)
-        stage_of = cuts.even(case.parts, case.factors, case.forward, schedule.stages)
-        return planned(case, stage_of, places, schedule, [])
-
-    whole = cases.whole
-    marked = cuts.at_marks(whole.parts, whole.forward)
-    if marked is not None:
-        stage_of, marks = marked
-        places = [marked_placement(m, where) for m in marks]
-        _check_places(places, where)
-        schedule = _schedule(options, len(places))
-        _check_stages(schedule, len(places), "marked by sbp.scope")
-        return planned(whole, stage_of, places, schedule, [])
-    if isinstance(options.stages, tuple):
-        n = len(options.stages) + 1
-        ranks = _ranks_for(options, n)
-        schedule = _schedule(options, ranks)
-        _check_stages(schedule, n, "given by paths")
-        stage_of = cuts.at_paths(whole.parts, whole.forward, options.stages)
-        return planned(whole, stage_of, split_placement(where, ranks), schedule, [])
-    if isinstance(options.stages, int):
-        return evenly(options.stages)
-    limit = request_on(where).memory_limit_bytes or math.inf
-    layers = len(whole.forward) + cases.layered.length
-    if options.execution == "spmd":  # one program: its groups of devices are alike
-        return _best_alike(evenly, [n for n in _ALIKE if where.size % n == 0 and n <= layers], limit)
-    found = search_stages(cases, options, where, request_on)
-    if found is None:
-        return evenly(where.shape[0])
-    chosen = planned(found.case, found.stage_of, found.places, found.schedule, [found.note])
-    # Layers' seconds do not add up to just those of a stage: groups of devices alike may be better after all.
-    for ranks, least in sorted(found.alike.items(), key=lambda x: x[1]):
-        if ranks <= layers and least < chosen.plan.step_seconds:
-            other = evenly(ranks)
-            if other.plan.memory_per_device <= limit and other.plan.step_seconds < chosen.plan.step_seconds:
-                other.plan.notes = [f"{ranks} groups of devices alike, better than what was chosen first: {found.note}"]
-                chosen = other
-    return chosen
-
-
-def _best_alike(evenly: Callable[[int], Made], numbers: Sequence[int], limit_bytes: float) -> Made:
-    """The plan with the least seconds of those on so many groups of devices alike.
-
-    Raises what the last of them raised where there is none within the limit.
-    """
-    found: list[Made] = []
-    refused: SbpError | None = None
-    for ranks in numbers:
-        try:
-            made = evenly(ranks)
-        except (PlanError, ScheduleError) as error:
-            refused = error
-            continue
-        if made.plan.memory_per_device <= limit_bytes:
-            found.append(made)
-    if not found:
-        raise refused or PlanError(
-            f"no plan on {', '.join(map(str, numbers))} groups of devices alike fits into {limit_bytes:.0f} bytes a "
-            'device: give more memory (memory_limit), or take execution="actors", which may choose unlike groups'
-        )
-    best = min(found, key=lambda made: made.plan.step_seconds)
-    best.plan.notes = [f"{len(best.places)} groups of devices alike, the best of {', '.join(map(str, numbers))}"]
-    return best
-
-
-def _schedule(options: Pipeline, ranks: int) -> Schedule:
-    schedule = by_name(options.schedule, ranks, options.microbatches, **_chunks(options), **_updates(options))
-    if options.execution == "spmd" and updates_between(schedule):
-        raise PlanError(
-            f"schedule {schedule.name!r} updates weights between micro-batches, which one program for all devices "
-            '(execution="spmd") does not: take execution="actors", or a synchronous schedule, such as "1f1b"'
-        )
-    return schedule
-
-
-def _planned(
-    phases: Phases, places: list[Placement], schedule: Schedule, request_on: Callable[[Placement], Request], name: str,
-    notes: list[str], returned: Sequence[tuple[int, int]],
-) -> Made:  # fmt: skip
-    """The plan of every stage, and of the whole."""
+    alone = (case.program.donated or case.returned) if updates_between(schedule) else ()
+    phases = assign(case.parts, stage_of, schedule.stages, case.backward, alone)
     flow, state = flows(phases), dict[int, int]()
     if updates_between(schedule):
-        state = state_of(phases.cut.program, phases, returned, schedule)
+        state = state_of(phases.cut.program, phases, case.returned, schedule)
         share_state(phases, flow, state)
         check_updates(phases, flow, state, schedule)
     if not schedule.is_synchronous:
         notes = [*notes, note(schedule)]
     sources = [stage_program(phases, s, flow) for s in range(schedule.stages)]
-    plans = _plans(sources, schedule, places, request_on, name)
-    times = [stage_times(phases, source, plan) for source, plan in zip(sources, plans, strict=True)]
-    cluster = request_on(places[0]).cluster
-    plan = PipelinePlan(
-        name, schedule, plans, [t.seconds for t in times], [t.once_seconds for t in times],
-        transfer_seconds(sources, plans, phases, cluster, schedule.ranks), [t.activation_bytes for t in times],
-        [t.kept_bytes for t in times], [t.working_bytes for t in times], "permute" not in cluster.overlaps, notes,
-        [version_bytes(phases, source, plan, state) for source, plan in zip(sources, plans, strict=True)],
-    )  # fmt: skip
-    return Made(plan, phases, sources, places, state)
+    cluster = request_of(places[0]).cluster
+    known: dict[tuple[int, int], StageTimes] = {}
 
+    def whole(plans: list[PlanData], kinds: Sequence[int]) -> PipelinePlan:
+        times = []
+        for source, plan, kind in zip(sources, plans, kinds, strict=True):
+            key = kind, id(plan.strategies)
+            if key not in known:
+                known[key] = stage_times(phases, source, plan)
+            times.append(known[key])
+        return PipelinePlan(
+            name, schedule, plans, [t.seconds for t in times], [t.once_seconds for t in times],
+            transfer_seconds(sources, plans, phases, cluster, schedule.ranks), [t.activation_bytes for t in times],
+            [t.kept_bytes for t in times], [t.working_bytes for t in times], "permute" not in cluster.overlaps, notes,
+            [version_bytes(phases, source, plan, state) for source, plan in zip(sources, plans, strict=True)],
+        )  # fmt: skip
 
-def _chunks(options: Pipeline) -> dict[str, int]:
-    return {} if options.chunks is None else {"chunks": options.chunks}
-
-
-def _updates(options: Pipeline) -> dict[str, int]:
-    return {} if options.update_every is None else {"update_every": options.update_every}
-
-
-def _ranks_for(options: Pipeline, stages: int) -> int:
-    """How many groups of devices so many stages have, for the schedule."""
-    per_group = len(by_name(options.schedule, 2, 4, **_chunks(options)).placement[0]) // 2
-    if stages % per_group:
-        raise PlanError(
-            f"schedule {options.schedule!r} has {per_group} stages a group of devices: {stages} stages, given by "
-            f"{stages - 1} paths, cannot be shared out; give {stages - stages % per_group + per_group - 1} paths"
-        )
-    return stages // per_group
-
-
-def _check_stages(schedule: Schedule, stages: int, how: str) -> None:
-    if schedule.stages != stages:
-        raise PlanError(
-            f"schedule {schedule.name!r} has {schedule.stages} stages on {schedule.ranks} groups of devices, but "
-            f"{stages} are {how}"
-        )
-
-
-def _check_places(places: list[Placement], where: Placement) -> None:
-    outside = sorted({r for p in places for r in p.flat_ranks} - set(where.flat_ranks))
-    if outside:
-        raise PlanError(f"sbp.scope names devices {outside}, which are not among those of the placement, {where}")
-
-
-def split_placement(where: Placement, count: int) -> list[Placement]:
-    """The devices in ``count`` groups of the same size, along the outermost axis where that divides.
-
-    Raises ``PlanError`` where they do not.
-    """
-    if where.size % count:
-        possible = ", ".join(str(n) for n in range(1, where.size + 1) if where.size % n == 0)
-        raise PlanError(f"{where.size} devices cannot be shared out over {count} stages; possible: {possible}")
-    ranks = where.ranks
-    if where.shape[0] % count == 0 and (where.ndim > 1 or where.shape[0] > count):
-        groups = np.split(ranks, count)
-        if where.shape[0] == count:
-            return [_group(where, g[0], where.axis_names[1:]) for g in groups]
-        return [_group(where, g, where.axis_names) for g in groups]
-    return [_group(where, g, where.axis_names[-1:]) for g in ranks.reshape(count, -1)]
-
-
-def _group(where: Placement, ranks: np.ndarray, names: tuple[str, ...]) -> Placement:
-    return replace(where, shape=ranks.shape, flat_ranks=tuple(int(r) for r in ranks.ravel()), axis_names=tuple(names))
-
-
-def _plans(
-    sources: list[StageProgram], schedule: Schedule, places: list[Placement],
-    request_on: Callable[[Placement], Request], name: str,
-) -> list[PlanData]:  # fmt: skip
-    """A plan for each stage; stages with the same program on devices alike share one."""
-    known: dict[Any, PlanData] = {}
-    plans = []
-    for s, source in enumerate(sources):
-        where = places[schedule.rank_of(s)]
-        request = request_on(where)
-        pins = tuple(sorted((k, str(p)) for k, (p, _) in request.pins.items()))
-        key = fingerprint(source.program), where.shape, where.axis_names, pins and s
-        if key not in known:
-            known[key] = plan_stage(source, where, request, request.pins, f"stage {s} of {name}")
-        plans.append(_named_as(known[key], source, where))
-    return plans
-
-
-def _named_as(plan: PlanData, source: StageProgram, where: Placement) -> PlanData:
-    """A plan with the paths and the devices of a stage, which may be another one with the same program."""
-    program = source.program
-    inputs = [replace(leaf, path=op.label) for leaf, op in zip(plan.inputs, program.input_ops, strict=True)]
-    outputs = [replace(leaf, path=op.label) for leaf, op in zip(plan.outputs, program.output_ops, strict=True)]
-    return replace(plan, placement=where, inputs=inputs, outputs=outputs, function=f"stage {source.stage}")
+    plan = plan_stages_to_fit(sources, schedule, places, request_of, name, whole)
+    return Made(plan, phases, sources, places, state, None if grouped is None else Stacked(grouped))
 
 
 def make_step(

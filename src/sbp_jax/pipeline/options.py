@@ -20,7 +20,7 @@ class Pipeline:
             paths of arguments at which a new stage begins (``["blocks/4", "blocks/8"]``: three stages): the first op
             that reads an argument below such a path is the first of its stage. ``sbp.scope`` in the function says it
             there.
-        microbatches: how many parts the batch is cut into.
+        microbatches: how many parts the batch is cut into. Or "auto": the planner's choice among divisors of the batch.
         schedule: the name of one in ``sbp.schedules``: "gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b",
             "interleaved_gpipe", "zb_h1", "zb_v", "dualpipe_v", "chimera". Two change the mathematics, and are taken
             only where they are named: "pipedream" and "pipedream_2bw" update weights between micro-batches, several
@@ -40,7 +40,7 @@ class Pipeline:
     """
 
     stages: int | str | Sequence[str] = "auto"
-    microbatches: int = 1
+    microbatches: int | str = 1
     schedule: str = "1f1b"
     chunks: int | None = None
     batch_statistics: str = "whole"
@@ -60,8 +60,10 @@ class Pipeline:
         for name, n in (("stages", stages), *numbers):
             number: Any = n
             is_number = isinstance(n, int) and not isinstance(n, bool)
-            if (is_number and number < 1) or isinstance(n, bool) or (name == "microbatches" and not is_number):
-                raise PlanError(f"Pipeline({name}=...) is a number of at least 1, got {n!r}")
+            is_missing = name == "microbatches" and not is_number and n != "auto"
+            if (is_number and number < 1) or isinstance(n, bool) or is_missing:
+                or_auto = " or 'auto'" if name != "chunks" and name != "update_every" else ""
+                raise PlanError(f"Pipeline({name}=...) is a number of at least 1{or_auto}, got {n!r}")
         if self.batch_statistics not in ("whole", "microbatch"):
             raise PlanError(f"batch_statistics is 'whole' or 'microbatch', got {self.batch_statistics!r}")
         if self.execution not in ("actors", "spmd"):

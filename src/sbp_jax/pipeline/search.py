@@ -1,102 +1,145 @@
-"""``stages="auto"``: how many stages, which layers each, on how many devices.
+"""``stages="auto"`` and ``microbatches="auto"``: what is worth planning, by tables of what layers take.
 
-After Alpa (arXiv 2201.12023, section 5): the forward pass is clustered into layers; for each size of a stage's devices
-the planner plans the whole step once, which gives the seconds and bytes of each layer there; a dynamic program finds
-the ranges of layers and their devices with the least seconds of a step, the traffic between stages included. Alpa plans
-every range of layers by itself; here the seconds of a range are those of its layers, and only the stages that are
-chosen are planned by themselves.
+After Alpa (arXiv 2201.12023, section 5): the forward pass is clustered into layers, tables say what each takes on each
+sub-mesh, and a dynamic program finds the ranges of layers and their devices with the least seconds of a step, the
+traffic between stages included; here for each number of micro-batches. Groups of devices alike are looked at besides:
+what schedules with several stages a group, and one program for all, need. What is chosen is then planned by itself.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
+from ..errors import PlanError
 from ..placement import Placement
-from ..plan import PlanData
 from ..planner import Request
-from ..schedules import Schedule, by_name
-from .case import Case, Cases
-from .items import Items, Spread
+from ..schedules import Schedule, StageSeconds, by_name, schedules
+from .case import Case, Steps
+from .items import Items
+from .layer_tables import MOST_LAYERS, Amounts, LayerTables
 from .options import Pipeline
-from .phases import assign
-from .stage_plan import plan_stage
-from .stage_program import StageProgram, flows, stage_program
-from .stages import InFlight, StageCosts, Submesh, in_flight_of, plan_stages, submesh_options
+from .stages import InFlight, Stages, Submesh, in_flight_of, plan_stages, submesh_options
 from .stages import assign as assign_devices
-from .times import resident, spent
 
-# So many layers are enough to share out, for each device of a small placement and in all.
-_LAYERS_A_DEVICE, _MOST_LAYERS = 4, 32
 # A stage has at least this part of the devices that it had, were all layers stages of devices alike.
-_UNLIKE_SIZES = 4
+_UNLIKE_SIZES = 2
 # Schedules with one stage a group of devices, whose groups may be unlike.
 _UNLIKE = {"1f1b", "eager_1f1b", "gpipe", "zb_h1"}
+# A backward pass takes about twice as long as a forward pass.
+_THIRDS = StageSeconds(1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """The stages chosen: the step as it is cut, of each forward op, by number, its stage; their devices; the schedule;
-    how good it is. ``alike``: by number of groups of devices alike the least seconds that a step on them can take by
-    the same costs, without regard to memory."""
+    how good it is."""
 
     case: Case
     stage_of: dict[int, int]
     places: list[Placement]
     schedule: Schedule
     note: str
-    alike: dict[int, float]
 
 
-def search_stages(
-    cases: Cases, options: Pipeline, where: Placement, request_on: Callable[[Placement], Request]
-) -> Found | None:
-    """The best stages for a schedule; None for one that wants all groups of devices alike.
+@dataclass(frozen=True, slots=True, order=True)
+class Alike:
+    """So many groups of devices alike and micro-batches, and about how long a step takes on them."""
 
-    Raises:
-        PlanError: no stages fit into the devices' memory.
+    seconds: float
+    ranks: int
+    microbatches: int
+
+
+class StageSearch:
+    """What is worth planning of a step on a placement.
+
+    ``limit_bytes`` is what a device may hold; ``given`` are options of the schedule; ``ranks`` the number of groups of
+    devices, where it is known.
     """
-    if options.schedule not in _UNLIKE:
-        return None
-    request = replace(request_on(where), pins={}, memory_limit_bytes=None)
-    limit = request_on(where).memory_limit_bytes
-    nodes, per_node = _nodes(where, request)
-    meshes = [
-        m for m in submesh_options(nodes, per_node)
-        if (m.nodes == 1 or not m.nodes & (m.nodes - 1) or m.nodes == nodes)
-        and m.devices * _MOST_LAYERS * _UNLIKE_SIZES >= where.size
-    ]  # fmt: skip
-    case = cases.whole
-    cut, forward = case.parts, case.forward
-    items = Items(cases)
-    layers, count = items.layers(max(1, min(len(items.unit), _LAYERS_A_DEVICE * where.size, _MOST_LAYERS)))
-    whole = assign(cut, dict.fromkeys(forward, 0), 1, case.backward)
-    source = stage_program(whole, 0, flows(whole))
-    spread = Spread(items, layers, count, case)
-    tables = []
-    for mesh in meshes:
-        there = _placement(mesh, where, range(mesh.devices))
-        plan = plan_stage(source, replace(there, is_abstract=True), request, {}, f"a stage on {mesh}")
-        tables.append(_of_layers(spread, source, plan))
-    costs = _costs(tables, _transfers(items, layers, count, request, where))
-    found = plan_stages(
-        costs, meshes, where.size, cut.count, limit_bytes=limit, in_flight=_in_flight(options.schedule),
-    )  # fmt: skip
-    taken = [meshes[o] for o in found.options]
-    ranks = assign_devices(taken, nodes, per_node)
-    places = [_placement(mesh, where, own) for mesh, own in zip(taken, ranks, strict=True)]
-    stages = [next(s for s, (a, b) in enumerate(found.ranges) if a <= layer < b) for layer in layers]
-    note = (
-        f"stages chosen among ranges of {count} layers on {', '.join(map(str, meshes))} devices: "
-        f"{', '.join(found.labels)}; {found.note} by the sums of layers' seconds"
-    )
-    chosen, stage_of = items.in_stages(stages)
-    alike = {}
-    for mesh, (a, once, _, _) in zip(meshes, tables, strict=True):
-        if where.size % mesh.devices == 0:
-            n = where.size // mesh.devices
-            alike[n] = float((cut.count + n - 1) * a.sum() + once.sum()) / n
-    return Found(chosen, stage_of, places, by_name(options.schedule, len(places), cut.count), note, alike)
+
+    def __init__(
+        self, steps: Steps, options: Pipeline, counts: Sequence[int], where: Placement, request: Request,
+        limit_bytes: float | None, given: Mapping[str, int], ranks: int | None = None,
+    ) -> None:  # fmt: skip
+        self.options, self.where, self.limit_bytes, self.request = options, where, limit_bytes, request
+        self.given = given
+        self.nodes, self.per_node = _nodes(where, request)
+        meshes = [m for m in submesh_options(self.nodes, self.per_node) if self._is_worth(m, ranks)]
+        self.tables = LayerTables(steps, counts, meshes, where, request)
+        self.steps = steps
+
+    def _is_worth(self, mesh: Submesh, ranks: int | None) -> bool:
+        if ranks is not None:
+            return mesh.devices * ranks == self.where.size
+        is_even = mesh.nodes == 1 or not mesh.nodes & (mesh.nodes - 1) or mesh.nodes == self.nodes
+        return is_even and mesh.devices * MOST_LAYERS * _UNLIKE_SIZES >= self.where.size
+
+    def unlike(self) -> Found | None:
+        """The best stages, whose groups of devices may be unlike; None for a schedule that wants them alike.
+
+        Raises:
+            PlanError: no stages fit into the devices' memory.
+        """
+        if self.options.schedule not in _UNLIKE or self.options.execution != "actors":
+            return None
+        best: tuple[float, int, Stages] | None = None
+        refused: PlanError | None = None
+        for count in self.tables.counts:
+            try:
+                found = plan_stages(
+                    self.tables.costs(count), self.tables.meshes, self.where.size, count, limit_bytes=self.limit_bytes,
+                    in_flight=_in_flight(self.options.schedule), overlaps="permute" in self.request.cluster.overlaps,
+                )  # fmt: skip
+            except PlanError as error:
+                refused = error
+                continue
+            if best is None or found.total_seconds < best[0]:
+                best = found.total_seconds, count, found
+        if best is None:
+            assert refused is not None
+            raise refused
+        _, count, found = best
+        return self._as_cut(count, found)
+
+    def alike(self, most_stages: float) -> list[Alike]:
+        """Groups of devices alike and micro-batches that may fit, the quickest first."""
+        kind, found = schedules()[self.options.schedule], []
+        chunks = self.options.chunks or kind.chunks or 2
+        for count in self.tables.counts:
+            for mesh, amounts in zip(self.tables.meshes, self.tables.at(count), strict=True):
+                ranks, rest = divmod(self.where.size, mesh.devices)
+                if rest or ranks * chunks > max(most_stages, 1):
+                    continue
+                bubble = kind.bubble(ranks, count, _THIRDS, **self.given)
+                if bubble is None:
+                    bubble = (ranks - 1) / (chunks * count + ranks - 1)
+                pace = amounts.seconds.sum() / ranks + self._waits(amounts) * chunks * (ranks > 1)
+                held = kind.peak(ranks, count, **self.given)[0] * amounts.held.sum() / (ranks * chunks)
+                if amounts.kept.sum() / ranks + held <= (self.limit_bytes or math.inf):
+                    seconds = count * pace / max(1.0 - bubble, 1e-6) + amounts.once.sum() / ranks
+                    found.append(Alike(float(seconds), ranks, count))
+        return sorted(found)
+
+    def _waits(self, amounts: Amounts) -> float:
+        """What a stage waits for its transfers, in the mean."""
+        if "permute" in self.request.cluster.overlaps:
+            return 0.0
+        transfers = self.tables.transfer_seconds(amounts)[1:]
+        return float(2 * transfers.mean()) if len(transfers) else 0.0
+
+    def _as_cut(self, count: int, found: Stages) -> Found:
+        tables = self.tables
+        taken = [tables.meshes[o] for o in found.options]
+        ranks = assign_devices(taken, self.nodes, self.per_node)
+        places = [tables.placement(mesh, own) for mesh, own in zip(taken, ranks, strict=True)]
+        stages = [next(s for s, (a, b) in enumerate(found.ranges) if a <= k < b) for k in tables.layers]
+        chosen, stage_of = Items(self.steps.cut_in(count)).in_stages(stages)
+        among = "" if len(tables.counts) == 1 else f" and {', '.join(map(str, tables.counts))} micro-batches"
+        note = (
+            f"stages chosen among ranges of {tables.count} layers on {', '.join(map(str, tables.meshes))} devices"
+            f"{among}: {', '.join(found.labels)}; {found.note} by the sums of layers' seconds"
+        )
+        return Found(chosen, stage_of, places, by_name(self.options.schedule, len(places), count), note)
 
 
 def _nodes(where: Placement, request: Request) -> tuple[int, int]:
@@ -106,51 +149,6 @@ def _nodes(where: Placement, request: Request) -> tuple[int, int]:
     if where.size % per_node:
         return 1, where.size
     return where.size // per_node, per_node
-
-
-def _placement(mesh: Submesh, where: Placement, own: Sequence[int]) -> Placement:
-    """A stage's devices, by their positions in the whole placement: nodes by devices, or one axis within a node."""
-    ranks = tuple(where.flat_ranks[k] for k in own)
-    inner = where.axis_names[-1]
-    if mesh.nodes == 1:
-        return replace(where, shape=(mesh.devices,), flat_ranks=ranks, axis_names=(inner,))
-    outer = next(n for n in (*where.axis_names[:-1], "nodes") if n != inner)
-    return replace(where, shape=(mesh.nodes, mesh.devices_per_node), flat_ranks=ranks, axis_names=(outer, inner))
-
-
-def _of_layers(spread: Spread, source: StageProgram, plan: PlanData) -> np.ndarray:
-    """By layer: seconds of a micro-batch, seconds once, bytes kept, bytes of a micro-batch in flight."""
-    layered, count = spread.phases, spread.count
-    table = np.zeros((4, count))
-    cut = layered.cut
-    for item in spent(layered, source, plan):
-        on = spread.of_node(item.node, item.stage)
-        if item.part == "once":
-            table[1] += item.seconds * on
-        else:
-            table[0] += item.seconds / cut.count * on
-        table[3] += item.held_bytes * on
-    for argument, node, held in resident(source, plan):
-        table[2] += held * (spread.of_argument(argument) if argument >= 0 else spread.of_node(node))
-    return table
-
-
-def _transfers(items: Items, layers: Sequence[int], count: int, request: Request, where: Placement) -> np.ndarray:
-    """Before every layer the seconds to send what crosses there, and its gradient back, were it one device's."""
-    found = np.zeros(count)
-    for k in range(1, len(layers)):
-        if layers[k] != layers[k - 1] and where.size > 1:
-            sent = float(items.crossing[k - 1])
-            found[layers[k]] = 2 * request.cluster.collective_seconds("permute", sent, (where.size,), (0,))
-    return found
-
-
-def _costs(tables: Sequence[np.ndarray], transfers: np.ndarray) -> StageCosts:
-    """The costs of every range of layers, from those of the layers."""
-    sums = np.stack([np.concatenate((np.zeros((4, 1)), np.cumsum(t, axis=1)), axis=1) for t in tables], axis=-1)
-    n = len(transfers)
-    ranges = np.maximum(sums[:, None, :, :] - sums[:, :n, None, :], 0.0)
-    return StageCosts(ranges[0], transfers, ranges[1], ranges[2], ranges[3])
 
 
 def _in_flight(schedule: str) -> InFlight:

@@ -1,7 +1,7 @@
 """What a stage's plan says of its parts: seconds of a micro-batch forward and backward, of what happens once; bytes."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from ..cluster import Cluster
 from ..pieces import stored_shape
 from ..plan import Leaf, PlanData
 from ..schedules import StageSeconds
+from ..trace import Graph, Op
 from .microbatches import Region, nodes_of
 from .phases import Phases
 from .stage_local import loop_of
@@ -76,20 +77,32 @@ def _held(phases: Phases, source: StageProgram, plan: PlanData, unit_of: dict[in
     if loop is None:
         return
     read: dict[int, int] = {}
-    made = [(op, -1) for op in loop.roles["unstack"]]
-    for op in loop.bodies[0].nodes():
-        k = unit_of.get(source.origin[op.index], -1)
+    made = [(op, -1, source.origin[op.index]) for op in loop.roles["unstack"]]
+    for op, origin in _with_origins(loop.bodies[0], source.origin):
+        k = unit_of.get(origin, -1)
         if k >= 0 and phases.backward[k]:
             read.update((x.id, phases.stage[k]) for x in op.reads)
         elif k >= 0:
-            made.append((op, phases.stage[k]))
-    for op, stage in made:
+            made.append((op, phases.stage[k], origin))
+    for op, stage, origin in made:
         if plan.nodes[op.index] < 0:
             continue
         for v, signature in zip(op.outs, plan.strategies[plan.nodes[op.index]][1], strict=True):
             if v.id in read:
                 held = v.itemsize * math.prod(stored_shape(v.shape, signature, plan.placement.shape))
-                yield Spent("forward", stage if stage >= 0 else read[v.id], source.origin[op.index], 0.0, held)
+                yield Spent("forward", stage if stage >= 0 else read[v.id], origin, 0.0, held)
+
+
+def _with_origins(graph: Graph, origin: Sequence[int]) -> Iterator[tuple[Op, int]]:
+    """The nodes of a graph, and which node of the step each stands for: the links of a loop for one of its body."""
+    for unit in graph.ops:
+        if isinstance(unit, Op):
+            yield unit, origin[unit.index]
+            continue
+        inner = [pair for body in unit.bodies for pair in _with_origins(body, origin)]
+        of = next((o for _, o in inner if o >= 0), -1)
+        yield from ((op, origin[op.index] if origin[op.index] >= 0 else of) for op in unit.links)
+        yield from inner
 
 
 def stage_times(phases: Phases, source: StageProgram, plan: PlanData) -> StageTimes:
@@ -116,11 +129,16 @@ def resident(source: StageProgram, plan: PlanData) -> Iterator[tuple[int, int, f
             shape = stored_shape(leaf.shape, leaf.signature, plan.placement.shape)
             yield port.key, -1, math.prod(shape) * itemsize_of(leaf.dtype)
     loop = loop_of(source.program)
-    for op in loop.roles["carry"] if loop is not None else ():
+    if loop is None:
+        return
+    reader: dict[int, int] = {}
+    for n in source.program.nodes:
+        for x in n.reads:
+            reader[x.id] = max(reader.get(x.id, -1), source.origin[n.index])
+    for op in loop.roles["carry"]:
         v = op.outs[1]
-        readers = [source.origin[n.index] for n in source.program.nodes if v in n.reads]
         shape = stored_shape(v.shape, plan.strategies[plan.nodes[op.index]][1][1], plan.placement.shape)
-        yield -1, max(readers, default=-1), float(math.prod(shape) * v.itemsize)
+        yield -1, reader.get(v.id, -1), float(math.prod(shape) * v.itemsize)
 
 
 def itemsize_of(dtype: str) -> float:

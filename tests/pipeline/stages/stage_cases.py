@@ -72,12 +72,13 @@ def total_of(plan: list[tuple[int, int, int]], costs: StageCosts, microbatches: 
     """The model of ``plan_stages``, stage by stage."""
     if not np.isfinite([costs.seconds[s] for s in plan]).all():
         return np.inf
-    transfer = [*np.asarray(costs.transfer_seconds), 0.0]
+    given = np.asarray(costs.transfer_seconds)
+    transfer = np.concatenate((given, np.zeros((1, given.shape[1]))))
     latencies, paces, onces = [], [], []
     for i, j, o in plan:
         compute = costs.seconds[i, j, o]
-        moved = transfer[i] + transfer[j]
-        latencies.append(compute + transfer[i])
+        moved = transfer[i, o] + transfer[j, o]
+        latencies.append(compute + transfer[i, o])
         paces.append(max(compute, moved) if overlaps else compute + moved)
         onces.append(0.0 if costs.once_seconds is None else costs.once_seconds[i, j, o])
     return sum(latencies) + (microbatches - 1) * max(paces) + max(onces)

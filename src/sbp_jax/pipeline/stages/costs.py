@@ -29,9 +29,9 @@ class StageCosts:
 
     Attributes:
         seconds: of one micro-batch, forward and backward, without transfers; inf where a stage is not possible.
-        transfer_seconds: one number for each layer: of one micro-batch, to send a value forward and its gradient back
-            between this layer and the one before it, if they are in different stages. That of layer 0 is the model's
-            input. Without it, 0.
+        transfer_seconds: one number for each layer, or one for each layer and option, (L, S): of one micro-batch, to
+            send a value forward and its gradient back between this layer and the one before it, if they are in
+            different stages. That of layer 0 is the model's input. Without it, 0.
         once_seconds: what a stage does once a step: gather weights, reduce gradients, update. Without it, 0.
         weights_bytes: on each device of the stage, whatever is in flight: weights, gradients, optimizer state.
         activation_bytes: on each device of the stage, for each micro-batch in flight.
@@ -65,12 +65,16 @@ class StageCosts:
                 raise PlanError(f"{name}[{i}, {j}, {o}] is {array[i, j, o]:g}: give numbers of at least 0, or inf")
             object.__setattr__(self, name, array)
         transfer = np.zeros(shape[0]) if self.transfer_seconds is None else np.asarray(self.transfer_seconds, float)
-        if transfer.shape != shape[:1] or not (np.isfinite(transfer) & (transfer >= 0)).all():
+        if (
+            transfer.shape not in (shape[:1], (shape[0], shape[2]))
+            or not (np.isfinite(transfer) & (transfer >= 0)).all()
+        ):
             raise PlanError(
                 f"transfer_seconds is {np.array2string(transfer, threshold=8)}: give {shape[0]} finite numbers of at "
                 "least 0, one for each layer, of the cut before it"
             )
-        object.__setattr__(self, "transfer_seconds", transfer)
+        by_option = np.repeat(transfer[:, None], shape[2], axis=1) if transfer.ndim == 1 else transfer
+        object.__setattr__(self, "transfer_seconds", by_option)
 
     @property
     def layers(self) -> int:
@@ -123,10 +127,10 @@ class Problem:
 
 
 def transfers(costs: StageCosts) -> Array:
-    """(L, L + 1): the seconds in which the stage of layers i to before j sends or receives, of one micro-batch."""
+    """(L, L + 1, S): the seconds in which the stage of layers i to before j sends or receives, of one micro-batch."""
     before = np.asarray(costs.transfer_seconds, float)
-    after = np.append(before, 0.0)
-    return before[:, None] + np.where(np.arange(costs.layers + 1) < costs.layers, after, 0.0)[None, :]
+    after = np.concatenate((before, np.zeros((1, before.shape[1]))))
+    return before[:, None, :] + after[None, :, :]
 
 
 def stage_bytes(costs: StageCosts, in_flight: InFlight, stages_after: int, microbatches: int) -> Array:
@@ -197,8 +201,8 @@ def problem_of(
     if least_stages > most:
         asked = f"stages={stages}" if stages is not None else f"least_stages={least_stages}, most_stages={most_stages}"
         raise PlanError(f"{asked} of {costs.layers} layers: give numbers of at least 1, not above the layers, in order")
-    moved = transfers(costs)[:, :, None]
-    received = np.asarray(costs.transfer_seconds, float)[:, None, None]
+    moved = transfers(costs)
+    received = np.asarray(costs.transfer_seconds, float)[:, None, :]
     pace = np.maximum(costs.seconds, moved) if overlaps else costs.seconds + moved
     once = np.zeros_like(pace) if costs.once_seconds is None else costs.once_seconds
     index = np.arange(costs.layers + 1)

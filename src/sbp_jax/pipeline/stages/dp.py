@@ -134,7 +134,7 @@ def plan_stages(
         labels=tuple(problem.labels[o] for _, _, o in found),
         devices=tuple(problem.sizes[o] for _, _, o in found),
         seconds=tuple(float(costs.seconds[s]) for s in found),
-        transfer_seconds=tuple(float(moved[i, j]) for i, j, _ in found),
+        transfer_seconds=tuple(float(moved[s]) for s in found),
         once_seconds=tuple(float(problem.once[s]) for s in found),
         memory_bytes=tuple(
             float(stage_bytes(costs, in_flight, a, microbatches)[s]) for a, s in zip(after, found, strict=True)
