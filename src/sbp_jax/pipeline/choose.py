@@ -8,7 +8,6 @@ import numpy as np
 
 from ..errors import PlanError, SbpError, ScheduleError
 from ..placement import Placement
-from ..planner import Request
 from ..schedules import Schedule, by_name
 from ..trace import Program
 from . import cuts
@@ -19,13 +18,14 @@ from .make import Made, planned
 from .marks import marked_placement
 from .options import Pipeline
 from .search import Alike, StageSearch
+from .stage_plan import RequestOn
 
 # So many choices that tables call good are planned: besides stages that may be unlike, and without any.
 _TRIED_BESIDES, _TRIED = 2, 3
 
 
 def make_pipeline(
-    program: Program, options: Pipeline, where: Placement, request_on: Callable[[Placement], Request], name: str,
+    program: Program, options: Pipeline, where: Placement, request_on: RequestOn, name: str,
     returned: Sequence[tuple[int, int]] = (),
 ) -> Made:  # fmt: skip
     """Plan a step as a pipeline on the devices of a placement.
@@ -43,13 +43,13 @@ def make_pipeline(
 
 class _Chooser:
     def __init__(
-        self, program: Program, options: Pipeline, where: Placement, request_on: Callable[[Placement], Request],
+        self, program: Program, options: Pipeline, where: Placement, request_on: RequestOn,
         name: str, returned: Sequence[tuple[int, int]],
     ) -> None:  # fmt: skip
         self.options, self.where, self.request_on, self.name = options, where, request_on, name
         self.steps = Steps(program, options, name, returned)
         self.counts, self.why = possible_counts(self.steps, options.microbatches)
-        self.limit_bytes = request_on(where).memory_limit_bytes
+        self.limit_bytes = request_on(where, pinned=False).memory_limit_bytes
 
     def chosen(self) -> Made:
         """What the user named, the rest as good as was found."""
@@ -142,7 +142,7 @@ class _Chooser:
         return made.plan.memory_per_device <= (self.limit_bytes or math.inf)
 
     def searched(self, ranks: int | None) -> StageSearch:
-        request = replace(self.request_on(self.where), pins={}, memory_limit_bytes=None)
+        request = replace(self.request_on(self.where, pinned=False), memory_limit_bytes=None)
         given = schedule_options(self.options)
         return StageSearch(
             self.steps, self.options, self.counts, self.where, request, self.limit_bytes, given, ranks

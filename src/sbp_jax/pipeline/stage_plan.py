@@ -1,6 +1,7 @@
 """The plan of one stage: the planner's own, with what a part of a pipeline asks besides."""
 
 from dataclasses import replace
+from typing import Protocol
 
 from ..placement import Placement
 from ..plan import PlanData
@@ -11,6 +12,12 @@ from ..rules.widen import B
 from .stage_program import StageProgram
 
 _WITH_EVERY_PART = ("part", "number")
+
+
+class RequestOn(Protocol):
+    """What is asked of a plan on a placement; ``pinned``: with the signatures that the user fixed there."""
+
+    def __call__(self, where: Placement, pinned: bool = True) -> Request: ...
 
 
 def stage_pins(source: StageProgram, where: Placement, pins: Pins) -> Pins:

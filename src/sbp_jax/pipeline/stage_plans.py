@@ -12,13 +12,12 @@ from typing import Any
 from ..errors import PlanError
 from ..placement import Placement
 from ..plan import PlanData
-from ..planner import Request
 from ..planner.memory.infeasible import TooSmall
 from ..schedules import Schedule
 from ..schedules.schedule import peak_held
 from ..trace import fingerprint
 from .plan import PipelinePlan
-from .stage_plan import plan_stage
+from .stage_plan import RequestOn, plan_stage
 from .stage_program import StageProgram
 
 # How often stages are planned again for less memory.
@@ -31,7 +30,7 @@ Whole = Callable[[list[PlanData], Sequence[int]], PipelinePlan]
 
 def plan_stages_to_fit(
     sources: list[StageProgram], schedule: Schedule, places: list[Placement],
-    request_on: Callable[[Placement], Request], name: str, whole: Whole,
+    request_on: RequestOn, name: str, whole: Whole,
 ) -> PipelinePlan:  # fmt: skip
     """The pipeline's plan.
 
@@ -40,7 +39,7 @@ def plan_stages_to_fit(
     stages = _Stages(sources, schedule, places, request_on, name)
     plans = [stages.planned(s, None) for s in range(schedule.stages)]
     plan = whole(plans, stages.kinds)
-    request = request_on(places[0])
+    request = request_on(places[0], pinned=False)
     limit = request.memory_limit_bytes
     asked: dict[int, float] = {}
     for _ in range(_ROUNDS if limit is not None else 0):
@@ -102,7 +101,7 @@ class _Stages:
 
     def __init__(
         self, sources: list[StageProgram], schedule: Schedule, places: list[Placement],
-        request_on: Callable[[Placement], Request], name: str,
+        request_on: RequestOn, name: str,
     ) -> None:  # fmt: skip
         self.sources, self.schedule, self.places = sources, schedule, places
         self.request_on, self.name = request_on, name
