@@ -100,9 +100,9 @@ class _Chooser:
         # Without a table: bubbles are short where there are several micro-batches for each group.
         others = sorted(self.counts, key=lambda m: (m < 4 * ranks, abs(m - 4 * ranks)))
         order = alike or [Alike(0.0, ranks, m) for m in others]
-        made, tried = self.best_of(order, lambda x: make(x.microbatches), None, _TRIED, None)
-        told = ", ".join(str(x.microbatches) for x in tried)
-        made.plan.notes = [*made.plan.notes, f"{made.plan.microbatches} micro-batches, the best of {told}"]
+        made, _ = self.best_of(order, lambda x: make(x.microbatches), None, _TRIED, None)
+        told = ", ".join(map(str, self.counts))
+        made.plan.notes = [*made.plan.notes, f"{made.plan.microbatches} micro-batches, chosen among {told}"]
         return made
 
     def best_of(
