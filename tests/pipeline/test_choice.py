@@ -1,5 +1,6 @@
 """What the planner chooses of a pipeline: micro-batches, with stages and without; what fits into memory."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.pipeline.layer_tables import Amounts
 from pipeline.steps import batch, check, mlp_state, mlp_step
+from sbp_jax.pipeline.layer_tables import Amounts
 
 TWO = sbp.placement("cpu", ranks=[0, 1])
 FOUR = sbp.placement("cpu", ranks=[[0, 1], [2, 3]])
@@ -116,9 +117,10 @@ def test_saved_values_of_a_loop_count_as_those_of_layers_written_out() -> None:
     w = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 8
     x = jax.ShapeDtypeStruct((4096, 256), jnp.float32)
     config = sbp.AutoParallelConfig(pipeline=sbp.Pipeline(1, 4))
-    held = [
-        sbp.plan(lambda w, x, s=s: step(w, x, s), w, x, placement=TWO, donate_argnums=0, config=config).activation_bytes
-        for s in (True, False)
-    ]
+    held = []
+    for scanned in (True, False):
+        fn = functools.partial(step, scanned=scanned)
+        made: Any = sbp.plan(fn, w, x, placement=TWO, donate_argnums=0, config=config)
+        held.append(made.activation_bytes)
     # A scan saves what comes into a layer, too.
     assert held[1][0] <= held[0][0] <= 2 * held[1][0]
