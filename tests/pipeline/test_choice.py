@@ -124,3 +124,34 @@ def test_saved_values_of_a_loop_count_as_those_of_layers_written_out() -> None:
         held.append(made.activation_bytes)
     # A scan saves what comes into a layer, too.
     assert held[1][0] <= held[0][0] <= 2 * held[1][0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "execution", "part"),
+    [("gpipe", "actors", 0.7), ("gpipe", "spmd", 0.7), ("zb_h1", "actors", 0.93), ("interleaved_1f1b", "actors", 0.8)],
+)
+def test_what_is_made_again_to_fit_gives_the_same_numbers(schedule: str, execution: str, part: float) -> None:
+    def step(w: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        def loss(w: Any) -> jax.Array:
+            h = x
+            for a in w:
+                h = h + jnp.tanh(h @ a) * jnp.cos(h)
+            return jnp.mean(h**2)
+
+        value, g = jax.value_and_grad(loss)(w)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, w, g), value
+
+    w = [jnp.asarray(np.random.default_rng(k).normal(size=(16, 16)) / 4, jnp.float32) for k in range(8)]
+    x = jnp.asarray(np.random.default_rng(9).normal(size=(4096, 16)), jnp.float32)
+    pipeline = sbp.Pipeline(2, 4, schedule, execution=execution)
+    free: Any = sbp.plan(step, w, x, placement=FOUR, config=sbp.AutoParallelConfig(pipeline=pipeline))
+    limit = int(part * free.memory_per_device)
+    config = sbp.AutoParallelConfig(pipeline=pipeline, memory_limit=limit, remat="auto")
+    run = sbp.auto_parallel(step, placement=FOUR, config=config)
+    plan: Any = run.plan(w, x)
+    assert plan.memory_per_device <= limit
+    assert any(p.recomputed for p in plan.stages) and plan.step_seconds > free.step_seconds
+    assert sum(plan.activation_bytes) < sum(free.activation_bytes)
+    for a, b in zip(jax.tree.leaves(run(w, x)), jax.tree.leaves(jax.jit(step)(w, x)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    run.close()

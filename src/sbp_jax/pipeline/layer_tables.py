@@ -145,6 +145,8 @@ class LayerTables:
             if layers[k] != layers[k - 1]:
                 sent[layers[k]] = crossing[k - 1]
         seconds, once, kept, held = table
+        if self.request.remat:  # what is held may be made again
+            held = np.zeros_like(held)
         return Amounts(seconds, once, kept, held, sent)
 
 

@@ -19,7 +19,7 @@ from .plan import PipelinePlan
 from .spmd import SpmdStep, spmd_step
 from .stacked import Stacked
 from .stage_parts import StagePart, StageParts, stage_parts
-from .stage_plan import RequestOn
+from .stage_plan import RequestOn, as_planned
 from .stage_plans import plan_stages_to_fit
 from .stage_program import StageProgram, flows, stage_program
 from .step import PipelineStep
@@ -72,10 +72,12 @@ def planned(
     sources = [stage_program(phases, s, flow) for s in range(schedule.stages)]
     cluster = request_of(places[0], pinned=False).cluster
     known: dict[tuple[int, int], StageTimes] = {}
+    run: list[StageProgram] = []
 
     def whole(plans: list[PlanData], kinds: Sequence[int]) -> PipelinePlan:
         times = []
-        for source, plan, kind in zip(sources, plans, kinds, strict=True):
+        run[:] = [as_planned(source, plan) for source, plan in zip(sources, plans, strict=True)]
+        for source, plan, kind in zip(run, plans, kinds, strict=True):
             key = kind, id(plan.strategies)
             if key not in known:
                 known[key] = stage_times(phases, source, plan)
@@ -88,7 +90,7 @@ def planned(
         )  # fmt: skip
 
     plan = plan_stages_to_fit(sources, schedule, places, request_of, name, whole)
-    return Made(plan, phases, sources, places, state, None if grouped is None else Stacked(grouped))
+    return Made(plan, phases, run, places, state, None if grouped is None else Stacked(grouped))
 
 
 def make_step(
