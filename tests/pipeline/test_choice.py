@@ -94,6 +94,14 @@ def test_microbatches_in_flight_count_for_the_limit() -> None:
     assert tight.step_seconds >= wide.step_seconds
 
 
+def test_registers_too_few_for_a_schedule_say_how_many_it_needs() -> None:
+    with pytest.raises(
+        sbp.PlanError, match=r"registers=4 are too few: .* holds 16 of them at once .*'1f1b' or 'zb_h1'"
+    ):
+        plan(sbp.Pipeline(2, 16, "gpipe", registers=4), width=64)
+    assert plan(sbp.Pipeline(2, 16, "1f1b", registers=2), width=64).schedule.ranks == 2
+
+
 def test_a_stage_that_does_not_fit_is_named_with_how_much_it_lacks() -> None:
     match = r"stage \d of mlp_step does not fit: .* MiB each with 16 micro-batches in flight, [\d,.]+ MiB more than"
     with pytest.raises(sbp.PlanError, match=match):

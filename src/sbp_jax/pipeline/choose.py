@@ -9,6 +9,7 @@ import numpy as np
 from ..errors import PlanError, SbpError, ScheduleError
 from ..placement import Placement
 from ..schedules import Schedule, by_name
+from ..schedules.schedule import peak_held
 from ..trace import Program
 from . import cuts
 from .asynchronous import updates_between
@@ -22,6 +23,8 @@ from .stage_plan import RequestOn
 
 # So many choices that tables call good are planned: besides stages that may be unlike, and without any.
 _TRIED_BESIDES, _TRIED = 2, 3
+# Schedules that hold no more than as many micro-batches as there are groups of devices.
+_HOLD_FEWER = ("1f1b", "zb_h1")
 
 
 def make_pipeline(
@@ -83,6 +86,9 @@ class _Chooser:
                 found.case, found.stage_of, found.places, found.schedule, self.request_on, self.name, [found.note]
             )  # fmt: skip
             why = f"better than what was chosen first: {found.note}"
+            if len({p.shape for p in found.places}) == 1:  # these are alike
+                here = len(found.places), first.plan.microbatches
+                alike = [x for x in alike if (x.ranks, x.microbatches) != here]
         # Layers' seconds do not add up to just those of a stage: groups of devices alike may be better after all.
         most = _TRIED if first is None else _TRIED_BESIDES
         made, tried = self.best_of(alike, lambda x: self.evenly(x.ranks, x.microbatches), first, most, refused)
@@ -112,13 +118,8 @@ class _Chooser:
         """The quickest of what fits, and what was planned; ``order`` begins with what is likely good."""
         best = first
         tried: list[Alike] = []
-        low = 1.0  # by which part tables are too low
         for x in order:
-            if (
-                best is not None
-                and self.fits(best)
-                and (len(tried) >= most or x.seconds * low >= best.plan.step_seconds)
-            ):
+            if best is not None and self.fits(best) and (len(tried) >= most or x.seconds >= best.plan.step_seconds):
                 break
             try:
                 made = make(x)
@@ -126,8 +127,6 @@ class _Chooser:
                 refused = error
                 continue
             tried.append(x)
-            if x.seconds:
-                low = max(low, min(made.plan.step_seconds / x.seconds, 2.0))
             if best is None or (self.fits(made), -made.plan.step_seconds) > (self.fits(best), -best.plan.step_seconds):
                 best = made
         if best is None:
@@ -194,6 +193,15 @@ def _schedule(options: Pipeline, ranks: int, count: int) -> Schedule:
         raise PlanError(
             f"schedule {schedule.name!r} updates weights between micro-batches, which one program for all devices "
             '(execution="spmd") does not: take execution="actors", or a synchronous schedule, such as "1f1b"'
+        )
+    held = peak_held(schedule)
+    if options.registers is not None and max(held) > options.registers:
+        fewer = [n for n in _HOLD_FEWER if n != schedule.name]
+        raise PlanError(
+            f"registers={options.registers} are too few: schedule {schedule.name!r} of {count} micro-batches on "
+            f"{ranks} groups of devices holds {max(held)} of them at once (by group: {', '.join(map(str, held))}). "
+            "Give as many, fewer micro-batches or groups, or a schedule that holds fewer, such as "
+            f"{' or '.join(map(repr, fewer))}"
         )
     return schedule
 
