@@ -1,5 +1,6 @@
 """Program + options + devices -> which stages, devices, and micro-batches: what the user named, or what is best."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from .stage_plan import RequestOn
 
 # So many choices that tables call good are planned: besides stages that may be unlike, and without any.
 _TRIED_BESIDES, _TRIED = 2, 3
+# So many at most, where those do not fit or cannot be.
+_MOST_TRIED = 12
 # Schedules that hold no more than as many micro-batches as there are groups of devices.
 _HOLD_FEWER = ("1f1b", "zb_h1")
 
@@ -118,7 +121,7 @@ class _Chooser:
         """The quickest of what fits, and what was planned; ``order`` begins with what is likely good."""
         best = first
         tried: list[Alike] = []
-        for x in order:
+        for x in itertools.islice(order, _MOST_TRIED):
             if best is not None and self.fits(best) and (len(tried) >= most or x.seconds >= best.plan.step_seconds):
                 break
             try:
