@@ -114,11 +114,12 @@ class StageSearch:
                     bubble, peak = self._promised(ranks, count, chunks)
                 except ScheduleError:
                     continue
-                pace = amounts.seconds.sum() / ranks + self._waits(amounts) * chunks * (ranks > 1)
+                moved = self._moved(amounts) if ranks > 1 else 0.0
+                pace = self._pace(amounts.seconds.sum() / ranks, 2 * chunks * moved)
                 held = peak * amounts.held.sum() / (ranks * chunks)
                 if amounts.kept.sum() / ranks + held <= (self.limit_bytes or math.inf):
                     seconds = count * pace / max(1.0 - bubble, 1e-6) + amounts.once.sum() / ranks
-                    found.append(Alike(float(seconds), ranks, count))
+                    found.append(Alike(float(seconds + (ranks * chunks - 1) * moved), ranks, count))
         return sorted(found)
 
     def _promised(self, ranks: int, count: int, chunks: int) -> tuple[float, int]:
@@ -129,12 +130,14 @@ class StageSearch:
             bubble = (ranks - 1) / (chunks * count + ranks - 1)
         return bubble, max(kind.peak(ranks, count, **self.given))
 
-    def _waits(self, amounts: Amounts) -> float:
-        """What a stage waits for its transfers, in the mean."""
-        if "permute" in self.request.cluster.overlaps:
-            return 0.0
+    def _moved(self, amounts: Amounts) -> float:
+        """Seconds to send what crosses between two layers, there and back, in the mean."""
         transfers = self.tables.transfer_seconds(amounts)[1:]
-        return float(2 * transfers.mean()) if len(transfers) else 0.0
+        return float(transfers.mean()) if len(transfers) else 0.0
+
+    def _pace(self, compute: float, moved: float) -> float:
+        """Seconds from one micro-batch to the next, of a group that computes and sends so long."""
+        return max(compute, moved) if "permute" in self.request.cluster.overlaps else compute + moved
 
     def _as_cut(self, count: int, found: Stages) -> Found:
         tables = self.tables
