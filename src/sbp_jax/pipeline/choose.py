@@ -82,12 +82,13 @@ class _Chooser:
         first, refused, why = None, None, ""
         try:
             found = search.unlike()
+            if found is not None:
+                first = planned(
+                    found.case, found.stage_of, found.places, found.schedule, self.request_on, self.name, [found.note]
+                )  # fmt: skip
         except PlanError as error:
             found, refused = None, error
-        if found is not None:
-            first = planned(
-                found.case, found.stage_of, found.places, found.schedule, self.request_on, self.name, [found.note]
-            )  # fmt: skip
+        if found is not None and first is not None:
             why = f"better than what was chosen first: {found.note}"
             if len({p.shape for p in found.places}) == 1:  # these are alike
                 here = len(found.places), first.plan.microbatches
