@@ -18,7 +18,10 @@ fused_kernels); collectives run in order, none beside compute (gradients were al
 2023: NVIDIA/Megatron-LM issues 391 and 428). ``--free`` lets the planner choose everything but the mesh, for a program
 that overlaps.
 
-Exits with 1 where the mean error is above 10 % or one above 20 %. No constant is fitted to these rows.
+Groups of GPUs send what their stages give whole, as each tensor-parallel GPU has it; the paper's scatter/gather
+(section 4.1: an eighth crosses the slow links, and is gathered) is not modelled.
+
+Exits with 1 where the mean error is above 8 % or one above 15 %. No constant is fitted to these rows.
 """
 
 import argparse
@@ -40,7 +43,7 @@ import sbp_jax as sbp
 from zoo import gpt
 
 SEQ, VOCAB = 2048, 51200
-MEAN_BOUND, WORST_BOUND = 0.10, 0.20
+MEAN_BOUND, WORST_BOUND = 0.08, 0.15
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from megatron import WORST_BOUND, Row, simulated
 from rich.console import Console
 from rich.table import Table
 
-STEPS = (("GPT 22B, tensor 8, all recomputed (arXiv:2205.05198)", Row(4, 8, 1, 8, 4, 48, 6144, 64, 0.0), 1.42),)
+STEPS = (("GPT 22B, tensor 8, all recomputed (arXiv:2205.05198)", Row(4, 8, 1, 8, 4, 48, 6144, 64, 1, 0.0), 1.42),)
 
 
 def main() -> int:
@@ -24,9 +24,9 @@ def main() -> int:
     worst = 0.0
     for name, row, published in STEPS:
         _, step = simulated(row, is_free=False)
-        error = published / step.step_seconds - 1
+        error = published / step.seconds - 1
         worst = max(worst, abs(error))
-        table.add_row(name, f"{published:.2f} s", f"{step.step_seconds:.2f} s", f"{error:+.1%}")
+        table.add_row(name, f"{published:.2f} s", f"{step.seconds:.2f} s", f"{error:+.1%}")
     Console(width=120).print(table)
     return int(worst > WORST_BOUND)
 

@@ -133,9 +133,9 @@ class PipelinedFunction(ParallelFunction):
                 self._names(call),
             )  # fmt: skip
 
-            def request_on(where: Placement) -> Request:
+            def request_on(where: Placement, pinned: bool = True) -> Request:
                 pins: Any = {}
-                if not self._config.ignore_user_sbp:
+                if pinned and not self._config.ignore_user_sbp:
                     pins = capture.pins(
                         program, where, self._in_sbp, self._out_sbp, in_tree, out_shape, self._config.pad, self._pins,
                         self._names(call), not self._config.zero_stage,

@@ -57,7 +57,7 @@ class Steps:
     """
 
     def __init__(self, program: Program, options: Pipeline, name: str, returned: Sequence[tuple[int, int]]) -> None:
-        self.options, self.name = options, name
+        self.program, self.options, self.name = program, options, name
         self._forms = {1: _form(program, None, list(returned))}
         whole = self._forms[1]
         kept = {i for i, _ in program.donated or whole.returned}

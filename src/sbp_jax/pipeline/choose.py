@@ -1,5 +1,6 @@
 """Program + options + devices -> which stages, devices, and micro-batches: what the user named, or what is best."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -8,8 +9,8 @@ import numpy as np
 
 from ..errors import PlanError, SbpError, ScheduleError
 from ..placement import Placement
-from ..planner import Request
 from ..schedules import Schedule, by_name
+from ..schedules.schedule import peak_held
 from ..trace import Program
 from . import cuts
 from .asynchronous import updates_between
@@ -19,13 +20,18 @@ from .make import Made, planned
 from .marks import marked_placement
 from .options import Pipeline
 from .search import Alike, StageSearch
+from .stage_plan import RequestOn
 
 # So many choices that tables call good are planned: besides stages that may be unlike, and without any.
 _TRIED_BESIDES, _TRIED = 2, 3
+# So many at most, where those do not fit or cannot be.
+_MOST_TRIED = 12
+# Schedules that hold no more than as many micro-batches as there are groups of devices.
+_HOLD_FEWER = ("1f1b", "zb_h1")
 
 
 def make_pipeline(
-    program: Program, options: Pipeline, where: Placement, request_on: Callable[[Placement], Request], name: str,
+    program: Program, options: Pipeline, where: Placement, request_on: RequestOn, name: str,
     returned: Sequence[tuple[int, int]] = (),
 ) -> Made:  # fmt: skip
     """Plan a step as a pipeline on the devices of a placement.
@@ -43,13 +49,13 @@ def make_pipeline(
 
 class _Chooser:
     def __init__(
-        self, program: Program, options: Pipeline, where: Placement, request_on: Callable[[Placement], Request],
+        self, program: Program, options: Pipeline, where: Placement, request_on: RequestOn,
         name: str, returned: Sequence[tuple[int, int]],
     ) -> None:  # fmt: skip
         self.options, self.where, self.request_on, self.name = options, where, request_on, name
         self.steps = Steps(program, options, name, returned)
         self.counts, self.why = possible_counts(self.steps, options.microbatches)
-        self.limit_bytes = request_on(where).memory_limit_bytes
+        self.limit_bytes = request_on(where, pinned=False).memory_limit_bytes
 
     def chosen(self) -> Made:
         """What the user named, the rest as good as was found."""
@@ -83,6 +89,9 @@ class _Chooser:
                 found.case, found.stage_of, found.places, found.schedule, self.request_on, self.name, [found.note]
             )  # fmt: skip
             why = f"better than what was chosen first: {found.note}"
+            if len({p.shape for p in found.places}) == 1:  # these are alike
+                here = len(found.places), first.plan.microbatches
+                alike = [x for x in alike if (x.ranks, x.microbatches) != here]
         # Layers' seconds do not add up to just those of a stage: groups of devices alike may be better after all.
         most = _TRIED if first is None else _TRIED_BESIDES
         made, tried = self.best_of(alike, lambda x: self.evenly(x.ranks, x.microbatches), first, most, refused)
@@ -100,9 +109,9 @@ class _Chooser:
         # Without a table: bubbles are short where there are several micro-batches for each group.
         others = sorted(self.counts, key=lambda m: (m < 4 * ranks, abs(m - 4 * ranks)))
         order = alike or [Alike(0.0, ranks, m) for m in others]
-        made, tried = self.best_of(order, lambda x: make(x.microbatches), None, _TRIED, None)
-        told = ", ".join(str(x.microbatches) for x in tried)
-        made.plan.notes = [*made.plan.notes, f"{made.plan.microbatches} micro-batches, the best of {told}"]
+        made, _ = self.best_of(order, lambda x: make(x.microbatches), None, _TRIED, None)
+        told = ", ".join(map(str, self.counts))
+        made.plan.notes = [*made.plan.notes, f"{made.plan.microbatches} micro-batches, chosen among {told}"]
         return made
 
     def best_of(
@@ -112,13 +121,8 @@ class _Chooser:
         """The quickest of what fits, and what was planned; ``order`` begins with what is likely good."""
         best = first
         tried: list[Alike] = []
-        low = 1.0  # by which part tables are too low
-        for x in order:
-            if (
-                best is not None
-                and self.fits(best)
-                and (len(tried) >= most or x.seconds * low >= best.plan.step_seconds)
-            ):
+        for x in itertools.islice(order, _MOST_TRIED):
+            if best is not None and self.fits(best) and (len(tried) >= most or x.seconds >= best.plan.step_seconds):
                 break
             try:
                 made = make(x)
@@ -126,8 +130,6 @@ class _Chooser:
                 refused = error
                 continue
             tried.append(x)
-            if x.seconds:
-                low = max(low, min(made.plan.step_seconds / x.seconds, 2.0))
             if best is None or (self.fits(made), -made.plan.step_seconds) > (self.fits(best), -best.plan.step_seconds):
                 best = made
         if best is None:
@@ -142,7 +144,7 @@ class _Chooser:
         return made.plan.memory_per_device <= (self.limit_bytes or math.inf)
 
     def searched(self, ranks: int | None) -> StageSearch:
-        request = replace(self.request_on(self.where), pins={}, memory_limit_bytes=None)
+        request = replace(self.request_on(self.where, pinned=False), memory_limit_bytes=None)
         given = schedule_options(self.options)
         return StageSearch(
             self.steps, self.options, self.counts, self.where, request, self.limit_bytes, given, ranks
@@ -194,6 +196,15 @@ def _schedule(options: Pipeline, ranks: int, count: int) -> Schedule:
         raise PlanError(
             f"schedule {schedule.name!r} updates weights between micro-batches, which one program for all devices "
             '(execution="spmd") does not: take execution="actors", or a synchronous schedule, such as "1f1b"'
+        )
+    held = peak_held(schedule)
+    if options.registers is not None and max(held) > options.registers:
+        fewer = [n for n in _HOLD_FEWER if n != schedule.name]
+        raise PlanError(
+            f"registers={options.registers} are too few: schedule {schedule.name!r} of {count} micro-batches on "
+            f"{ranks} groups of devices holds {max(held)} of them at once (by group: {', '.join(map(str, held))}). "
+            "Give as many, fewer micro-batches or groups, or a schedule that holds fewer, such as "
+            f"{' or '.join(map(repr, fewer))}"
         )
     return schedule
 

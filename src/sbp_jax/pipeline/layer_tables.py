@@ -2,10 +2,11 @@
 
 The planner plans the whole step on each sub-mesh; the seconds and bytes of its nodes are those of the layers that they
 lie in. Alpa (arXiv 2201.12023, section 5) plans every range of layers by itself; here those of a range are the sums of
-its layers'. Seconds and bytes of a micro-batch are taken to be affine in its size: the step is planned in two numbers
-of micro-batches, and what lies between is read from the line.
+its layers'. Seconds and bytes of a micro-batch are taken to be affine in its size: the step is planned as a whole, and
+in some numbers of micro-batches, and what lies between is read from the line.
 """
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from .times import resident, spent
 
 # So many layers are enough to share out, for each device of a small placement and in all.
 _LAYERS_A_DEVICE, MOST_LAYERS = 4, 64
+# Nodes of all plans together that are planned for tables at most, where fewer do: about 10 s.
+_PLANNED_NODES = 20_000
 # Tables compare; a plan that is within this of the best tells as much.
 _GAP = 1e-2
 
@@ -53,26 +56,35 @@ class Amounts:
 class LayerTables:
     """Tables for a step on ``meshes``, for any of ``counts`` micro-batches.
 
-    ``items`` are what layers are made of, ``layers`` the layer of each, ``count`` how many layers there are.
+    ``count`` is how many layers there are.
     """
 
     def __init__(
         self, steps: Steps, counts: Sequence[int], meshes: Sequence[Submesh], where: Placement, request: Request
     ) -> None:
         self.steps, self.meshes, self.where, self.request = steps, meshes, where, request
-        n = len(counts)
-        anchors = list(counts) if n <= 2 else [counts[0], counts[3 * n // 4]]
-        self.items = Items(steps.cut_in(anchors[0]))
-        self.layers, self.count = self.items.layers(min(_LAYERS_A_DEVICE * where.size, MOST_LAYERS))
-        self._anchors = [m for m in anchors if Items(steps.cut_in(m)).unit == self.items.unit]
-        self.counts = [m for m in counts if m <= 2 * anchors[-1]] if len(self._anchors) > 1 else self._anchors
+        self._anchors = _anchors(counts, len(steps.program.nodes) * len(meshes))
+        self.counts = [m for m in counts if m <= 2 * self._anchors[-1]]
+        items = Items(steps.cut_in(self._anchors[-1]))
+        layers, self.count = items.layers(min(_LAYERS_A_DEVICE * where.size, MOST_LAYERS))
+        self._layer = dict(zip(zip(items.unit, items.part, strict=True), layers, strict=True))
         self._known = {m: [self._planned(m, mesh) for mesh in meshes] for m in self._anchors}
+
+    def layers_of(self, items: Items) -> list[int]:
+        """By item its layer; one that is not there with other micro-batches is of the layer before it."""
+        found: list[int] = []
+        for key in zip(items.unit, items.part, strict=True):
+            before = found[-1] if found else 0
+            found.append(max(before, self._layer.get(key, before)))
+        return found
 
     def at(self, count: int) -> list[Amounts]:
         """By sub-mesh what layers take with so many micro-batches."""
         if count in self._known:
             return self._known[count]
-        low, high = self._anchors
+        line = [m for m in self._anchors if m > 1]
+        k = min(max(bisect.bisect(line, count), 1), len(line) - 1)
+        low, high = line[k - 1 : k + 1]
         part = (1 / count - 1 / low) / (1 / high - 1 / low)
         return [a.towards(b, part) for a, b in zip(self._known[low], self._known[high], strict=True)]
 
@@ -115,7 +127,8 @@ class LayerTables:
         asked = replace(self.request, budget=budget_for("quick", None), gap=_GAP, thorough=False)
         plan = plan_stage(source, there, asked, {}, f"a stage on {mesh}")
         items = Items(cases)
-        spread = Spread(items, self.layers, self.count, case)
+        layers = self.layers_of(items)
+        spread = Spread(items, layers, self.count, case)
         table = np.zeros((4, self.count))
         for item in spent(spread.phases, source, plan):
             on = spread.of_node(item.node, item.stage)
@@ -128,11 +141,24 @@ class LayerTables:
             table[2] += held * (spread.of_argument(argument) if argument >= 0 else spread.of_node(node))
         sent = np.zeros(self.count)
         crossing = items.crossing_of(_parts_of_values(case.program.nodes, source, plan))
-        for k in range(1, len(self.layers)):
-            if self.layers[k] != self.layers[k - 1]:
-                sent[self.layers[k]] = crossing[k - 1]
+        for k in range(1, len(layers)):
+            if layers[k] != layers[k - 1]:
+                sent[layers[k]] = crossing[k - 1]
         seconds, once, kept, held = table
+        if self.request.remat:  # what is held may be made again
+            held = np.zeros_like(held)
         return Amounts(seconds, once, kept, held, sent)
+
+
+def _anchors(counts: Sequence[int], nodes: int) -> list[int]:
+    """In which numbers of micro-batches a step is planned whose plans have so many nodes together: all, if it is small.
+
+    One has no loop: what is made once a step is made for each micro-batch there, so that it is on no line.
+    """
+    several = [m for m in counts if m > 1]
+    if nodes * len(several) > _PLANNED_NODES and len(several) > 2:
+        several = [several[0], several[3 * len(several) // 4]]
+    return [m for m in counts if m == 1 or m in several]
 
 
 def possible_counts(steps: Steps, asked: int | str) -> tuple[list[int], str]:

@@ -1,7 +1,7 @@
 """A step cut into stages -> a pipeline's plan, and the step that runs it."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from .plan import PipelinePlan
 from .spmd import SpmdStep, spmd_step
 from .stacked import Stacked
 from .stage_parts import StagePart, StageParts, stage_parts
+from .stage_plan import RequestOn, as_planned
 from .stage_plans import plan_stages_to_fit
 from .stage_program import StageProgram, flows, stage_program
 from .step import PipelineStep
@@ -47,7 +48,7 @@ class Made:
 
 def planned(
     case: Case, stage_of: dict[int, int], places: list[Placement], schedule: Schedule,
-    request_on: Callable[[Placement], Request], name: str, notes: list[str],
+    request_on: RequestOn, name: str, notes: list[str],
 ) -> Made:  # fmt: skip
     """The plan of a step cut into stages: of every stage, and of the whole.
 
@@ -55,8 +56,8 @@ def planned(
     """
     grouped = case.grouped
 
-    def request_of(where: Placement) -> Request:
-        request = request_on(where)
+    def request_of(where: Placement, pinned: bool = True) -> Request:
+        request = request_on(where, pinned)
         return request if grouped is None else replace(request, pins=grouped.pins(request.pins))
 
     alone = (case.program.donated or case.returned) if updates_between(schedule) else ()
@@ -69,12 +70,14 @@ def planned(
     if not schedule.is_synchronous:
         notes = [*notes, note(schedule)]
     sources = [stage_program(phases, s, flow) for s in range(schedule.stages)]
-    cluster = request_of(places[0]).cluster
+    cluster = request_of(places[0], pinned=False).cluster
     known: dict[tuple[int, int], StageTimes] = {}
+    run: list[StageProgram] = []
 
     def whole(plans: list[PlanData], kinds: Sequence[int]) -> PipelinePlan:
         times = []
-        for source, plan, kind in zip(sources, plans, kinds, strict=True):
+        run[:] = [as_planned(source, plan) for source, plan in zip(sources, plans, strict=True)]
+        for source, plan, kind in zip(run, plans, kinds, strict=True):
             key = kind, id(plan.strategies)
             if key not in known:
                 known[key] = stage_times(phases, source, plan)
@@ -87,7 +90,7 @@ def planned(
         )  # fmt: skip
 
     plan = plan_stages_to_fit(sources, schedule, places, request_of, name, whole)
-    return Made(plan, phases, sources, places, state, None if grouped is None else Stacked(grouped))
+    return Made(plan, phases, run, places, state, None if grouped is None else Stacked(grouped))
 
 
 def make_step(

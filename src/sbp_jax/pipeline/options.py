@@ -34,6 +34,8 @@ class Pipeline:
             tasks in step, as the schedule's table says. It is what runs in several processes.
         update_every: for "pipedream_2bw", how many micro-batches an update is made of: a divisor of ``microbatches``,
             at least as many as there are groups of devices; by default the smallest such.
+        registers: how many micro-batches' activations a group of devices may hold at most; by default as many as the
+            schedule wants. Fewer than that are an error that says how many it needs.
 
     Raises:
         PlanError: a schedule that is not known, options that it does not have; numbers below 1.
@@ -46,6 +48,7 @@ class Pipeline:
     batch_statistics: str = "whole"
     execution: str = "actors"
     update_every: int | None = None
+    registers: int | None = None
 
     def __post_init__(self) -> None:
         stages: Any = self.stages
@@ -56,13 +59,13 @@ class Pipeline:
                 raise PlanError(f"stages as a list has the paths at which a new stage begins; got {self.stages!r}")
         elif isinstance(stages, str) and stages != "auto":
             raise PlanError(f"stages is a number, 'auto' or a list of paths, got {stages!r}; for one cut: [{stages!r}]")
-        numbers = [(name, getattr(self, name)) for name in ("microbatches", "chunks", "update_every")]
+        numbers = [(name, getattr(self, name)) for name in ("microbatches", "chunks", "update_every", "registers")]
         for name, n in (("stages", stages), *numbers):
             number: Any = n
             is_number = isinstance(n, int) and not isinstance(n, bool)
             is_missing = name == "microbatches" and not is_number and n != "auto"
             if (is_number and number < 1) or isinstance(n, bool) or is_missing:
-                or_auto = " or 'auto'" if name != "chunks" and name != "update_every" else ""
+                or_auto = " or 'auto'" if name in ("stages", "microbatches") else ""
                 raise PlanError(f"Pipeline({name}=...) is a number of at least 1{or_auto}, got {n!r}")
         if self.batch_statistics not in ("whole", "microbatch"):
             raise PlanError(f"batch_statistics is 'whole' or 'microbatch', got {self.batch_statistics!r}")

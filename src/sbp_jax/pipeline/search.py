@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import PlanError
+from ..errors import PlanError, ScheduleError
 from ..placement import Placement
 from ..planner import Request
 from ..schedules import Schedule, StageSeconds, by_name, schedules
@@ -103,22 +103,31 @@ class StageSearch:
 
     def alike(self, most_stages: float) -> list[Alike]:
         """Groups of devices alike and micro-batches that may fit, the quickest first."""
-        kind, found = schedules()[self.options.schedule], []
-        chunks = self.options.chunks or kind.chunks or 2
+        chunks = self.options.chunks or schedules()[self.options.schedule].chunks or 2
+        found = []
         for count in self.tables.counts:
             for mesh, amounts in zip(self.tables.meshes, self.tables.at(count), strict=True):
                 ranks, rest = divmod(self.where.size, mesh.devices)
                 if rest or ranks * chunks > max(most_stages, 1):
                     continue
-                bubble = kind.bubble(ranks, count, _THIRDS, **self.given)
-                if bubble is None:
-                    bubble = (ranks - 1) / (chunks * count + ranks - 1)
+                try:
+                    bubble, peak = self._promised(ranks, count, chunks)
+                except ScheduleError:
+                    continue
                 pace = amounts.seconds.sum() / ranks + self._waits(amounts) * chunks * (ranks > 1)
-                held = kind.peak(ranks, count, **self.given)[0] * amounts.held.sum() / (ranks * chunks)
+                held = peak * amounts.held.sum() / (ranks * chunks)
                 if amounts.kept.sum() / ranks + held <= (self.limit_bytes or math.inf):
                     seconds = count * pace / max(1.0 - bubble, 1e-6) + amounts.once.sum() / ranks
                     found.append(Alike(float(seconds), ranks, count))
         return sorted(found)
+
+    def _promised(self, ranks: int, count: int, chunks: int) -> tuple[float, int]:
+        """The schedule's bubble, and the most activations a rank holds. ``ScheduleError`` where it has no such form."""
+        kind = schedules()[self.options.schedule]
+        bubble = kind.bubble(ranks, count, _THIRDS, **self.given)
+        if bubble is None:
+            bubble = (ranks - 1) / (chunks * count + ranks - 1)
+        return bubble, max(kind.peak(ranks, count, **self.given))
 
     def _waits(self, amounts: Amounts) -> float:
         """What a stage waits for its transfers, in the mean."""
@@ -132,8 +141,9 @@ class StageSearch:
         taken = [tables.meshes[o] for o in found.options]
         ranks = assign_devices(taken, self.nodes, self.per_node)
         places = [tables.placement(mesh, own) for mesh, own in zip(taken, ranks, strict=True)]
-        stages = [next(s for s, (a, b) in enumerate(found.ranges) if a <= k < b) for k in tables.layers]
-        chosen, stage_of = Items(self.steps.cut_in(count)).in_stages(stages)
+        items = Items(self.steps.cut_in(count))
+        stages = [next(s for s, (a, b) in enumerate(found.ranges) if a <= k < b) for k in tables.layers_of(items)]
+        chosen, stage_of = items.in_stages(stages)
         among = "" if len(tables.counts) == 1 else f" and {', '.join(map(str, tables.counts))} micro-batches"
         note = (
             f"stages chosen among ranges of {tables.count} layers on {', '.join(map(str, tables.meshes))} devices"

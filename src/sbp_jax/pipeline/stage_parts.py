@@ -193,6 +193,10 @@ class Maker:
         k, _ = named_in(str(equation.source_info.name_stack))
         return self.source.origin[k] if k >= 0 else -1
 
+    def is_again(self, equation: Any) -> bool:
+        """Whether an equation makes a value of the forward part once more."""
+        return named_in(str(equation.source_info.name_stack))[0] in self.source.again
+
     def cut_top(self) -> None:
         """Before the loop, the loop, and one part for each level after it."""
         eqns: Sequence[Any] = self.local.jaxpr.eqns
@@ -281,7 +285,7 @@ class Maker:
 
         def named(e: Any) -> int | None:
             k = self.unit_of.get(self.node(e), -1)
-            return int(self.phases.backward[k]) if k >= 0 else None
+            return int(self.phases.backward[k] or self.is_again(e)) if k >= 0 else None
 
         eqns = body.eqns
         phases = phases_of(eqns, named, arrive, leave)
@@ -294,7 +298,7 @@ class Maker:
 
             def ends(e: Any) -> bool:
                 ways = self.cut.ways.get(self.node(e))
-                return ways is not None and any(c < -1 for c in ways[1])
+                return ways is not None and any(c < -1 for c in ways[1]) and not self.is_again(e)
 
             self.body = [forward, *split_weights(backward, passed, ends)]
 

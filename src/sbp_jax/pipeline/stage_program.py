@@ -53,7 +53,8 @@ class StageProgram:
     """The program of one stage, with what its arguments and results are.
 
     ``origin`` is by node the node of the step that it stands for, -1 for none; ``sums`` are the reductions that the
-    loop carries, as codes (``rules.widen``).
+    loop carries, as codes (``rules.widen``); ``again`` are the nodes that make values of the forward part once more for
+    the backward one.
     """
 
     stage: int
@@ -62,6 +63,7 @@ class StageProgram:
     gives: list[Port]
     origin: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
+    again: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)

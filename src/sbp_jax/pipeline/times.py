@@ -57,6 +57,8 @@ def spent(phases: Phases, source: StageProgram, plan: PlanData) -> Iterator[Spen
         stage = phases.stage[k] if k >= 0 else -1
         if k < 0 or cut.regions[k] is not Region.LOOP:
             return "once", stage, o
+        if node in source.again:
+            return "input", stage, o
         if not phases.backward[k]:
             return "forward", stage, o
         ways = cut.ways.get(o)
@@ -80,7 +82,7 @@ def _held(phases: Phases, source: StageProgram, plan: PlanData, unit_of: dict[in
     made = [(op, -1, source.origin[op.index]) for op in loop.roles["unstack"]]
     for op, origin in _with_origins(loop.bodies[0], source.origin):
         k = unit_of.get(origin, -1)
-        if k >= 0 and phases.backward[k]:
+        if k >= 0 and (phases.backward[k] or op.index in source.again):
             read.update((x.id, phases.stage[k]) for x in op.reads)
         elif k >= 0:
             made.append((op, phases.stage[k], origin))
