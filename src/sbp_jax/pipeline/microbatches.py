@@ -11,7 +11,9 @@ devices, and the same rule table says what that makes of every value: the batch 
 Nothing in the loop may need the whole batch: a batch norm's statistics are sums that every example waits for. Where
 such a sum is quick to make of the batch alone (how many tokens count), it is made once, of the whole batch. Other
 statistics can be those of each micro-batch, where the user says so: another function, the one that GPipe trains
-(arXiv 1811.06965, section 3); sums in the loop are then taken times the number of micro-batches.
+(arXiv 1811.06965, section 3); sums in the loop are then taken times the number of micro-batches. What the layers and
+their backward pass make of such statistics is made in the loop as well: a product of two is not that of their means.
+The update reads the means.
 """
 
 import enum
@@ -89,6 +91,11 @@ def made_by(unit: Unit) -> list[Value]:
     return [op.outs[0] for op in unit.roles["join" if unit.kind == "cond" else "barrier"]]
 
 
+def is_transposed(unit: Unit) -> bool:
+    """Whether it comes of JAX's transposition: of the backward pass."""
+    return any("transpose(" in str(getattr(node.info, "name_stack", "")) for node in nodes_of(unit))
+
+
 def nodes_of(unit: Unit) -> list[Op]:
     """The nodes that it is."""
     if isinstance(unit, Op):
@@ -155,6 +162,7 @@ class _Cutter:
         self.estimates, self.is_single, self.estimated = estimates or is_single, is_single, set[int]()
         self.program, self.factors, self.count, self.dims, self.free = program, factors, count, dims, free
         self.batch, self.once = dict(batch), once
+        self.pulled: set[int] = set()
         self.depth = 0
         self.code: dict[int, int] = {}
         self.home: dict[int, Region] = {}
@@ -172,23 +180,33 @@ class _Cutter:
             self.code[v.id] = self.batch.get(k, B)
             self.home[v.id] = Region.LOOP if k in self.batch else Region.ONCE
         for k, unit in enumerate(self.units):
-            region = self.region(k, unit)
-            self.regions.append(region)
-            for v in made_by(unit):
-                self.home[v.id] = region
-                if region is not Region.LOOP:
-                    self.code[v.id] = B
+            self.regions.append(Region.AFTER)
+            self.place(k, unit)
+        while any([self.joins_terms(k, unit) for k, unit in enumerate(self.units)]):
+            pass
         return Microbatches(
             self.program, self.count, self.regions, self.code, self.ways, self.batch, self.free, self.home,
             self.estimated,
         )  # fmt: skip
+
+    def place(self, k: int, unit: Unit) -> None:
+        """Put an op where it belongs; what is made of statistics of a micro-batch is one."""
+        region = self.region(k, unit)
+        self.regions[k] = region
+        is_estimated = region is Region.LOOP and any(x.id in self.estimated for x in unit.reads)
+        for v in made_by(unit):
+            self.home[v.id] = region
+            if region is not Region.LOOP:
+                self.code[v.id] = B
+            elif is_estimated and self.code[v.id] == B:
+                self.estimated.add(v.id)
 
     def region(self, k: int, unit: Unit) -> Region:
         homes = {self.home[x.id] for x in unit.reads}
         if k in self.once:
             return Region.ONCE
         if self.estimates and self.is_of_a_layer(unit):
-            self.estimate(unit)
+            self.estimate(unit, set())
             homes = {self.home[x.id] for x in unit.reads}
         if Region.AFTER in homes:
             return Region.AFTER
@@ -197,6 +215,8 @@ class _Cutter:
             return Region.LOOP if made else Region.ONCE
         if all(self.home[x.id] is Region.ONCE or self.code[x.id] < B for x in unit.reads):
             return Region.AFTER  # nothing but sums: they are complete then
+        if k not in self.pulled and self.is_of_means(unit):
+            return Region.AFTER
         if self.decide(unit):
             return Region.LOOP
         if not self.is_single or not any(v.id in self.dims for v in made_by(unit)):
@@ -214,9 +234,11 @@ class _Cutter:
     def is_late(self, x: Value) -> bool:
         return self.home[x.id] is Region.AFTER or (self.home[x.id] is Region.LOOP and self.code[x.id] < B)
 
-    def estimate(self, unit: Unit) -> None:
-        """Take the sums that an op waits for from its micro-batch: what is made of them is in the loop, too."""
-        late: set[int] = set()
+    def estimate(self, unit: Unit, late: set[int]) -> None:
+        """Take the sums that an op waits for from its micro-batch: what is made of them is in the loop, too.
+
+        ``late`` are the numbers of ops after the loop that are to be in it besides.
+        """
         queue = [x for x in unit.reads if self.is_late(x)]
         while queue:
             x = queue.pop()
@@ -226,13 +248,26 @@ class _Cutter:
             elif self.maker[x.id] not in late:
                 late.add(self.maker[x.id])
                 queue += [y for y in self.units[self.maker[x.id]].reads if self.is_late(y)]
+        self.pulled |= late
         for k in sorted(late):
-            region = self.region(k, self.units[k])
-            self.regions[k] = region
-            for v in made_by(self.units[k]):
-                self.home[v.id] = region
-                if region is Region.LOOP and self.code[v.id] == B:
-                    self.estimated.add(v.id)
+            self.place(k, self.units[k])
+
+    def is_of_means(self, unit: Unit) -> bool:
+        """Whether an op outside of the backward pass reads nothing but statistics: of the means over micro-batches.
+
+        An update reads the gradients of the whole batch. What a layer needs is taken into the loop for it.
+        """
+        loop = [x for x in unit.reads if self.home[x.id] is Region.LOOP]
+        return all(x.id in self.estimated and self.code[x.id] == B for x in loop) and not is_transposed(unit)
+
+    def joins_terms(self, k: int, unit: Unit) -> bool:
+        """Take an op of the backward pass into the loop that reads statistics of a micro-batch; whether it was not
+        there: products of two such are not the product of their means."""
+        is_late = self.regions[k] is Region.AFTER and is_transposed(unit)
+        if not is_late or not any(x.id in self.estimated for x in unit.reads):
+            return False
+        self.estimate(unit, {k})
+        return self.regions[k] is not Region.AFTER
 
     def makes_part(self, op: Op) -> bool:
         """Whether a micro-batch's part of a value can be made that comes from no argument's batch."""

@@ -114,6 +114,8 @@ class PartEmitter(Emitter):
         if WHOLE not in scope[value.id]:
             raise InternalError(f"{value} is not whole in one micro-batch, and asked for as ({signature})")
         x = scope[value.id][WHOLE]
+        if signature.has_partial and value.id in self.cut.estimated:
+            return x / self.cut.count if signature == (partial_sum,) else x
         if signature.has_partial:
             return self.term(x, signature)
         (component,) = signature

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ..errors import PlanError
 from ..trace import Value
-from .microbatches import Microbatches, Region, Unit, made_by, nodes_of
+from .microbatches import Microbatches, Region, Unit, is_transposed, made_by
 
 
 @dataclass(slots=True)
@@ -43,17 +43,11 @@ def backward_units(cut: Microbatches) -> list[bool]:
     values: set[int] = set()
     found: list[bool] = []
     for unit, region in zip(cut.units, cut.regions, strict=True):
-        is_backward = region is Region.LOOP and (
-            any(x.id in values for x in unit.reads) or any(_is_transposed(n.info) for n in nodes_of(unit))
-        )
+        is_backward = region is Region.LOOP and (any(x.id in values for x in unit.reads) or is_transposed(unit))
         found.append(is_backward)
         if is_backward:
             values.update(v.id for v in made_by(unit))
     return found
-
-
-def _is_transposed(info: object) -> bool:
-    return "transpose(" in str(getattr(info, "name_stack", ""))
 
 
 def forward_units(cut: Microbatches, backward: Sequence[bool]) -> list[int]:
