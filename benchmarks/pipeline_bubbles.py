@@ -17,7 +17,7 @@ from collections.abc import Callable
 from sbp_jax.actors import Actor, ActorGraph, Runtime
 from sbp_jax.schedules import Kind, Schedule, StageSeconds, Task, by_name, schedules
 
-RANKS, MICROBATCHES, UNIT_SECONDS, ROUNDS, MOST_DIFFERENCE = 2, 8, 8e-3, 5, 0.05
+RANKS, MICROBATCHES, UNIT_SECONDS, ROUNDS, MOST_DIFFERENCE = 2, 8, 30e-3, 5, 0.05
 UNITS = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
 
 

@@ -60,6 +60,8 @@ class _Chooser:
     def chosen(self) -> Made:
         """What the user named, the rest as good as was found."""
         options, whole = self.options, self.steps.cut_in(self.counts[0]).whole
+        if problem := cuts.nothing_to_cut(whole.parts, whole.factors, whole.forward, self.name):
+            raise PlanError(problem)
         marked = cuts.at_marks(whole.parts, whole.forward)
         if marked is not None:
             made = self.best_count(len(set(marked[1])), self.at_marks)

@@ -8,24 +8,31 @@ import numpy as np
 from ..errors import PlanError
 from ..paths import named
 from ..rules import Factors
-from ..trace import Op, Value
+from ..trace import Op, Structured, Value, user_line
 from .marks import mark_of
-from .microbatches import Microbatches, Region, made_by, nodes_of
+from .microbatches import Microbatches, Region, Unit, is_transposed, made_by, nodes_of
 from .stages import cluster_layers
 
 # How much more than the mean a stage may have, as a part of the mean: what is tried, in order.
 _UNEVEN = (0.15, 0.1, 0.05, 0.02, 0.0)
+# A loop with so much more work than the forward pass outside of it has a forward pass of its own: a backward pass does
+# two to four times the work of its forward pass.
+_LEAST_FORWARD = 0.05
 
 
 def forward_work(cut: Microbatches, factors: Sequence[Factors], forward: Sequence[int]) -> np.ndarray:
     """The floating-point operations of every forward op, at least one for each element that it makes."""
-    found = np.zeros(len(forward))
-    for k, number in enumerate(forward):
-        for n in nodes_of(cut.units[number]):
-            times = n.outs[0].times if n.outs else 1.0
-            elements = float(sum(np.prod(v.shape) for v in n.outs))
-            found[k] += times * max(factors[n.index].flops, elements)
-    return found
+    return np.array([work(cut.units[number], factors) for number in forward], dtype=float)
+
+
+def work(unit: Unit, factors: Sequence[Factors]) -> float:
+    """The floating-point operations of an op, at least one for each element that it makes."""
+    total = 0.0
+    for n in nodes_of(unit):
+        times = n.outs[0].times if n.outs else 1.0
+        elements = float(sum(np.prod(v.shape) for v in n.outs))
+        total += times * max(factors[n.index].flops, elements)
+    return total
 
 
 def crossing_bytes(
@@ -51,6 +58,24 @@ def crossing_bytes(
             steps[first] += held
             steps[last] -= held
     return np.cumsum(steps)[: max(len(place) - 1, 0)]
+
+
+def nothing_to_cut(cut: Microbatches, factors: Sequence[Factors], forward: Sequence[int], name: str) -> str | None:
+    """What to say of a step whose forward pass is in a loop that takes the gradients; None where there is one."""
+    loops = [u for u in cut.units if isinstance(u, Structured) and is_transposed(u)]
+    ahead = forward_work(cut, factors, forward).sum()
+    if not loops:
+        return None
+    loop = max(loops, key=lambda u: work(u, factors))
+    if ahead > _LEAST_FORWARD * work(loop, factors):
+        return None
+    where = user_line(loop.info)
+    return (
+        f"{name} takes its gradients inside a {loop.kind}{f' at {where}' if where else ''}: a loop runs as one op, so "
+        "that there is no forward pass to cut into stages. If the loop adds gradients of parts of the batch up, give "
+        "the whole batch to one jax.value_and_grad instead, and sbp.Pipeline(microbatches=...) does what the loop did; "
+        "if it goes through steps of training, make one call of each; or take pipeline=None"
+    )
 
 
 def even(cut: Microbatches, factors: Sequence[Factors], forward: Sequence[int], count: int) -> dict[int, int]:
