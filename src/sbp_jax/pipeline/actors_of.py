@@ -16,7 +16,7 @@ import jax
 
 from ..actors import Actor, ActorGraph
 from ..schedules import Kind, Schedule, Task
-from .stage_parts import StagePart, StageParts
+from .slots import StagePart, StageParts
 from .stage_run import Made, StageRun, moved, part_of
 from .stage_versions import VersionedRun, stage_runs
 

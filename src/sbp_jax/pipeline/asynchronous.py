@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from ..errors import PlanError
 from ..schedules import Schedule
 from ..trace import Op, Program, Value, user_line
-from .microbatches import Region, Unit
+from .microbatches import Region
 from .phases import Phases
 from .stage_program import Flows, arguments_of, owner, result_stage
+from .units import Unit
 
 _POSSIBLE = (
     "Possible: what needs the arrays of one stage only (clip every array by its own norm), or a synchronous schedule, "

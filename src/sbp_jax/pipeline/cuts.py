@@ -10,8 +10,9 @@ from ..paths import named
 from ..rules import Factors
 from ..trace import Op, Structured, Value, user_line
 from .marks import mark_of
-from .microbatches import Microbatches, Region, Unit, is_transposed, made_by, nodes_of
+from .microbatches import Microbatches, Region
 from .stages import cluster_layers
+from .units import Unit, is_transposed, made_by, nodes_of
 
 # How much more than the mean a stage may have, as a part of the mean: what is tried, in order.
 _UNEVEN = (0.15, 0.1, 0.05, 0.02, 0.0)

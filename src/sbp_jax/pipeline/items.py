@@ -8,8 +8,8 @@ import numpy as np
 from . import cuts
 from .case import Case, Cases
 from .layers import group_counts
-from .microbatches import made_by, nodes_of
 from .phases import Phases, assign
+from .units import made_by, nodes_of
 
 # A loop over layers is shared out in at most so many parts.
 _MOST_PARTS = 64

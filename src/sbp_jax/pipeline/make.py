@@ -16,9 +16,10 @@ from .asynchronous import check_updates, note, share_state, state_of, updates_be
 from .case import Case
 from .phases import Phases, assign
 from .plan import PipelinePlan
+from .slots import StagePart, StageParts
 from .spmd import SpmdStep, spmd_step
 from .stacked import Stacked
-from .stage_parts import StagePart, StageParts, stage_parts
+from .stage_parts import stage_parts
 from .stage_plan import RequestOn, as_planned
 from .stage_plans import plan_stages_to_fit
 from .stage_program import StageProgram, flows, stage_program

@@ -11,7 +11,7 @@ from ..errors import PlanError
 from ..placement import Placement
 from ..shardings import as_placement
 from ..trace import Program, Structured
-from .microbatches import Unit, nodes_of
+from .units import Unit, nodes_of
 
 _MARK = re.compile(r"sbp_scope_(\w+)_at_([\dx]+)_of_([\d_]+)_end")
 

@@ -26,7 +26,9 @@ import jax.numpy as jnp
 from ..errors import PlanError
 from ..rules import Factors
 from ..rules.widen import PARTIAL, B, Strategy, strategies
-from ..trace import Atom, Lit, Op, Program, Structured, Value, user_line
+from ..trace import Atom, Lit, Op, Program, Value, user_line
+from .microbatch_bodies import BODIES, whole
+from .units import Unit, is_transposed, made_by, nodes_of
 
 # Ops that cost this part of the step or less may run once for the whole batch before the micro-batches; without any
 # product of matrices among them, so much.
@@ -35,7 +37,6 @@ _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_ge
 # So much of the step may run after the micro-batches on the whole batch: metrics, not layers.
 _MOST_AFTER = 1e-2
 
-Unit = Op | Structured
 Codes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -78,29 +79,6 @@ class Microbatches:
         """The shape of one micro-batch's part of a value."""
         d = self.code.get(value.id, B)
         return tuple(n // self.count if k == d else n for k, n in enumerate(value.shape))
-
-
-def made_by(unit: Unit) -> list[Value]:
-    """The values that an op gives to the scope it is in."""
-    if isinstance(unit, Op):
-        return list(unit.outs)
-    if unit.kind == "scan":
-        return [*(op.outs[1] for op in unit.roles["carry"]), *(op.outs[0] for op in unit.roles["stack"])]
-    if unit.kind == "while":
-        return [op.outs[1] for op in unit.roles["carry"]]
-    return [op.outs[0] for op in unit.roles["join" if unit.kind == "cond" else "barrier"]]
-
-
-def is_transposed(unit: Unit) -> bool:
-    """Whether it comes of JAX's transposition: of the backward pass."""
-    return any("transpose(" in str(getattr(node.info, "name_stack", "")) for node in nodes_of(unit))
-
-
-def nodes_of(unit: Unit) -> list[Op]:
-    """The nodes that it is."""
-    if isinstance(unit, Op):
-        return [unit]
-    return [*unit.links, *(node for body in unit.bodies for node in body.nodes())]
 
 
 def cut(
@@ -295,7 +273,7 @@ class _Cutter:
         """Choose how an op runs on parts of the batch, if it can."""
         if isinstance(unit, Op):
             return self.decide_op(unit)
-        return _BODIES[unit.kind](self, unit)
+        return BODIES[unit.kind](self, unit)
 
     def decide_op(self, op: Op) -> bool:
         if op.runs_once or op.has_effect:
@@ -418,87 +396,3 @@ class _Cutter:
 
 def _is_float(x: Atom | None) -> bool:
     return x is not None and bool(jnp.issubdtype(x.dtype, jnp.floating))
-
-
-def whole(c: _Cutter, unit: Unit) -> None:
-    """An op of a body that depends on no part of the batch: whole, like all in it."""
-    for node in nodes_of(unit):
-        c.link(node, (B,) * len(node.ins), (B,) * len(node.outs))
-
-
-def _scan(c: _Cutter, unit: Structured) -> bool:
-    enter, carry, unstack, stack = (unit.roles[r] for r in ("enter", "carry", "unstack", "stack"))
-    for op in enter:
-        c.link(op, (c.of(op.ins[0]),), (c.of(op.ins[0]),))
-    for op in unstack:
-        d = c.of(op.ins[0])
-        if d == 0:
-            return False
-        c.link(op, (d,), (d - 1 if d > 0 else d,))
-    if not _carried(c, carry, unit.bodies[0].ops):
-        return False
-    for op in stack:
-        d = c.of(op.ins[0])
-        c.link(op, (d,), (d + 1 if d >= 0 else d,))
-    return True
-
-
-def _carried(c: _Cutter, carry: Sequence[Op], ops: Sequence[Unit]) -> bool:
-    """Signatures of what a loop carries, that its body gives back as it takes them."""
-    held = [c.of(op.ins[0]) for op in carry]
-    for _ in range(len(carry) + 1):
-        for op, code in zip(carry, held, strict=True):
-            c.code.update((v.id, code) for v in op.outs)
-        if not c.body(ops):
-            return False
-        given = [c.of(op.ins[1]) for op in carry]
-        if given == held:
-            for op, code in zip(carry, held, strict=True):
-                c.link(op, (code,) * len(op.ins), (code,) * len(op.outs))
-            return True
-        # What begins whole can be cut, or be a term of a sum; what is cut or a sum stays so.
-        wider = [b if a == B else a for a, b in zip(held, given, strict=True)]
-        if wider == held:
-            return False
-        held = wider
-    return False
-
-
-def _while(c: _Cutter, unit: Structured) -> bool:
-    for role in ("cond_enter", "body_enter"):
-        for op in unit.roles[role]:
-            c.link(op, (c.of(op.ins[0]),), (c.of(op.ins[0]),))
-    cond, loop = unit.bodies
-    if not _carried(c, unit.roles["carry"], loop.ops) or not c.body(cond.ops):
-        return False
-    (predicate,) = unit.roles["predicate"]
-    c.link(predicate, (B,), ())
-    return c.of(predicate.ins[0]) == B
-
-
-def _cond(c: _Cutter, unit: Structured) -> bool:
-    (predicate,) = unit.roles["predicate"]
-    if c.of(predicate.ins[0]) != B:
-        return False
-    c.link(predicate, (B,), ())
-    for k, body in enumerate(unit.bodies):
-        for op in unit.roles[f"enter{k}"]:
-            c.link(op, (c.of(op.ins[0]),), (c.of(op.ins[0]),))
-        if not c.body(body.ops):
-            return False
-    for op in unit.roles["join"]:
-        codes = {c.of(x) for x in op.ins}
-        code = max(codes) if max(codes) >= 0 else min(codes)
-        if len(codes - {B}) > 1:
-            return False
-        c.link(op, (code,) * len(op.ins), (code,))
-    return True
-
-
-def _barrier(c: _Cutter, unit: Structured) -> bool:
-    for op in unit.links:
-        c.link(op, (c.of(op.ins[0]),), (c.of(op.ins[0]),))
-    return True
-
-
-_BODIES = {"scan": _scan, "while": _while, "cond": _cond, "barrier": _barrier}

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from ..errors import PlanError
 from ..trace import Value
-from .microbatches import Microbatches, Region, Unit, is_transposed, made_by
+from .microbatches import Microbatches, Region
+from .units import Unit, is_transposed, made_by
 
 
 @dataclass(slots=True)

@@ -5,8 +5,7 @@ What one part leaves for another on the same devices is whatever the device hold
 with a leading dim that counts the devices. What stages give each other has the signature that the plan gives it.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -19,114 +18,18 @@ from ..errors import InternalError
 from ..lower.named import named_in
 from ..plan import PlanData
 from ..shardings import to_partition_spec
-from ..signature import Partial, Signature, Split, broadcast
+from ..signature import Partial, Signature, broadcast
 from ..trace import Op
 from .cutting import Part, before_barriers, cut, is_literal, phases_of, split_weights
-from .microbatches import Region, nodes_of
+from .microbatches import Region
 from .parts import joined
 from .phases import Phases
+from .slots import WITH_EVERY_PART, Result, Slot, StagePart, StageParts, part_of
 from .stage_local import behind, live, local_stage, loop_of
 from .stage_program import LOOP, StageProgram
+from .units import nodes_of
 
-_WITH_EVERY_PART = {"part", "number"}
 _IN_LOOP = {"forward", "backward", "input_gradient", "weight_gradient"}
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a part's operand comes from, or its result goes.
-
-    ``kind``: "port" (an argument or result of the stage, by number), "held" (made by the part before the loop),
-    "sum" (a number of what the loop carries), "residual" (of this micro-batch), "stack" (all micro-batches' parts, by
-    the number of what the loop collects). ``key`` is the number, or the variable.
-    """
-
-    kind: str
-    key: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Something that a part gives: which variable, and ``of`` it the array with ``spec``."""
-
-    slot: Slot
-    value: Any
-    spec: PartitionSpec
-    of: Callable[[Any], Any]
-
-
-@dataclass(slots=True)
-class StagePart:
-    """One jitted part: its operands and results by slot, in order. ``shapes`` are those of its operands.
-
-    ``local`` is the same on one device's pieces, inside a ``shard_map``; ``specs`` say how its results lie.
-    """
-
-    name: str
-    takes: list[Slot]
-    gives: list[Slot]
-    function: Any
-    shapes: list[Any] = field(default_factory=list)
-    local: Callable[..., list[Any]] = lambda: []
-    specs: list[PartitionSpec] = field(default_factory=list)
-    effects: frozenset[Any] = frozenset()
-
-    def lowered(self) -> Any:
-        """As ``jax.jit(...).lower``, under the settings of the caller's thread."""
-        return self.function.lower(*self.shapes)
-
-
-@dataclass(slots=True)
-class StageParts:
-    """All parts of a stage. ``backward`` is one part, or two: activations' gradients, weights' gradients.
-
-    ``after`` is by level. ``shardings`` say how each of the stage's
-    arguments arrives (of a part of every micro-batch: that of one part), ``own`` how what devices keep for themselves
-    lies. ``join`` adds two of the loop's sums, given its number. ``leaves`` are the signatures of what leaves with
-    every micro-batch, by result.
-    """
-
-    source: StageProgram
-    plan: PlanData
-    before: StagePart
-    forward: StagePart
-    backward: list[StagePart]
-    after: list[StagePart]
-    shardings: dict[int, NamedSharding]
-    own: NamedSharding
-    join: Callable[[int, Any, Any], Any]
-    leaves: dict[int, Signature] = field(default_factory=dict)
-    updates: "UpdateParts | None" = None
-
-    @property
-    def all(self) -> list[StagePart]:
-        """Its parts, in the order that they run in."""
-        updates = [] if self.updates is None else self.updates.all
-        return [self.before, self.forward, *self.backward, *updates, *self.after]
-
-    def arrives(self, port: int) -> Signature:
-        """How an argument lies on the stage's devices; of a part of every micro-batch, one part."""
-        whole = self.plan.inputs[port].signature
-        return _part_of(whole) if self.source.takes[port].kind in _WITH_EVERY_PART else whole
-
-
-@dataclass(slots=True)
-class UpdateParts:
-    """What a stage has besides where it updates its weights between micro-batches.
-
-    ``update`` gives the new state, ``start`` what sums begin with (None for a stage without a loop). ``replaced`` is by
-    number of an argument the number of the result that replaces it; ``count`` how often it does so in a step.
-    """
-
-    update: StagePart
-    start: StagePart | None
-    replaced: dict[int, int]
-    count: int
-
-    @property
-    def all(self) -> list[StagePart]:
-        """Its parts."""
-        return [self.update] if self.start is None else [self.start, self.update]
 
 
 def stage_parts(
@@ -316,8 +219,8 @@ class Maker:
 
     def port_spec(self, port: int) -> PartitionSpec:
         leaf, kind = self.plan.inputs[port], self.source.takes[port].kind
-        if kind in _WITH_EVERY_PART:
-            return to_partition_spec(_part_of(leaf.signature), self.where, len(leaf.shape) - 1)
+        if kind in WITH_EVERY_PART:
+            return to_partition_spec(part_of(leaf.signature), self.where, len(leaf.shape) - 1)
         return to_partition_spec(leaf.signature, self.where, len(leaf.shape))
 
     def part(self, name: str, part: Part, sources: Mapping[Any, Slot], level: int = -1) -> StagePart:
@@ -370,7 +273,7 @@ class Maker:
         there = NamedSharding(self.mesh, spec)
         if slot.kind == "port":
             x, kind = self.source.program.input_ops[slot.key].outs[0], self.source.takes[slot.key].kind
-            shape = x.shape[1:] if kind in _WITH_EVERY_PART else x.shape
+            shape = x.shape[1:] if kind in WITH_EVERY_PART else x.shape
             return jax.ShapeDtypeStruct(shape, x.dtype, sharding=there, weak_type=x.weak)
         n = self.where.size
         if slot.kind == "stack":
@@ -449,8 +352,3 @@ class Maker:
         route = boxing.route(src, dst, self.where, shape, dtype)
         spec = to_partition_spec(dst, self.where, len(shape))
         return Result(Slot("port", o), v, spec, lambda x: boxing.apply(route, x, self.where.axis_names))
-
-
-def _part_of(stack: Signature) -> Signature:
-    """The signature of one slice of a stack."""
-    return Signature(tuple(Split(c.dim - 1) if isinstance(c, Split) else c for c in stack))

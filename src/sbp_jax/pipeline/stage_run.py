@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .stage_parts import Slot, StagePart, StageParts
+from .slots import Slot, StagePart, StageParts
 
 
 @dataclass(slots=True)

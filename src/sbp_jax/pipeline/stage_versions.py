@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..schedules import Schedule, versions_used
-from .stage_parts import StagePart, StageParts, UpdateParts
+from .slots import StagePart, StageParts, UpdateParts
 from .stage_run import Made, StageRun, moved
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..actors import Record, Runtime
 from ..schedules import Schedule
 from .actors_of import Instance, step_actors
-from .stage_parts import StageParts
+from .slots import StageParts
 from .stage_run import StageRun, moved, wait
 from .stage_versions import VersionedRun, copies
 

@@ -12,10 +12,11 @@ from ..pieces import stored_shape
 from ..plan import Leaf, PlanData
 from ..schedules import StageSeconds
 from ..trace import Graph, Op
-from .microbatches import Region, nodes_of
+from .microbatches import Region
 from .phases import Phases
 from .stage_local import loop_of
 from .stage_program import StageProgram
+from .units import nodes_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from ..shardings import to_partition_spec
 from .cutting import Part, cut, is_literal
 from .microbatches import Region
 from .phases import Phases
-from .stage_parts import Maker, Result, Slot, StageParts, UpdateParts
+from .slots import Result, Slot, StageParts, UpdateParts
+from .stage_parts import Maker
 from .stage_program import StageProgram
 
 # The "level" of an update, and of what sums begin with.

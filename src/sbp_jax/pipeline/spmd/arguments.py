@@ -12,7 +12,7 @@ from ...signature import Signature
 from ...trace import Program
 from ..actors_of import Instance
 from ..phases import Phases
-from ..stage_parts import StageParts
+from ..slots import StageParts
 from ..stage_program import result_stage
 from .layout import Exchange, Transfer, Type
 

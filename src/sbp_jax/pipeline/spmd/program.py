@@ -19,7 +19,7 @@ from ...pieces import stored_shape
 from ...schedules import Schedule
 from ...signature import Signature
 from ..actors_of import Instance
-from ..stage_parts import Slot, StagePart, StageParts
+from ..slots import Slot, StagePart, StageParts
 from .arguments import Arguments
 from .layout import Exchange, Layout, Transfer, Type, align, permuted
 from .wiring import Job, Key, Table, part_of, read_key, readers, result_types

@@ -18,7 +18,8 @@ from ...shardings import to_partition_spec
 from ...trace import Program
 from ..actors_of import Instance, splits_backward
 from ..phases import Phases
-from ..stage_parts import StageParts, stage_parts
+from ..slots import StageParts
+from ..stage_parts import stage_parts
 from ..stage_program import StageProgram
 from .arguments import Arguments, Held
 from .arrays import Fillers, assembled, pieces_of, shape_of, spec_of, stacked, taken_apart

@@ -15,7 +15,7 @@ from ...pieces import stored_shape
 from ...schedules import Kind, Schedule, Task
 from ...signature import Signature
 from ..actors_of import Instance
-from ..stage_parts import Slot, StagePart, StageParts
+from ..slots import Slot, StagePart, StageParts
 from .layout import Layout, Type, align
 from .registers import Lifetime, Registers, allocate
 from .timetable import time_slots
