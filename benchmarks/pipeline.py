@@ -48,7 +48,7 @@ from rich.table import Table
 from small.transformers import t5
 
 import sbp_jax as sbp
-from sbp_jax.pipeline.actors_of import tasks_run
+from sbp_jax.pipeline.run.actors_of import tasks_run
 from sbp_jax.schedules import Kind, schedules
 from zoo import build
 

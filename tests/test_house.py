@@ -70,6 +70,23 @@ PLANNER: dict[str, set[str]] = {
     "meshes": {"memory", "pins"},
 }
 
+# And within pipelines.
+PIPELINE: dict[str, set[str]] = {
+    "options": set(),
+    "microbatches": set(),
+    "stages": set(),
+    "cuts": {"options", "microbatches", "stages"},
+    "programs": {"cuts"},
+    "plans": {"programs"},
+    "run": {"programs"},
+    "spmd": {"run"},
+    "make": {"plans", "run", "spmd"},
+    "choose": {"make"},
+}
+
+# Houses within the house: by room of the package, its rooms.
+INNER = {"planner": PLANNER, "pipeline": PIPELINE}
+
 
 def reachable(room: str, rooms: dict[str, set[str]] = ROOMS) -> set[str]:
     """The rooms that ``room`` may import, directly or through others."""
@@ -120,13 +137,13 @@ def faults(source: str, package: tuple[str, ...], room: str) -> list[str]:
     return found
 
 
-def planner_faults(source: str, package: tuple[str, ...], room: str) -> list[str]:
-    """What ``source``, a module of the planner's ``room``, imports of the planner's other rooms against the rules."""
-    allowed = reachable(room, PLANNER) | {room}
+def inner_faults(source: str, package: tuple[str, ...], house: str, room: str) -> list[str]:
+    """What ``source``, a module of ``room`` in ``house``, imports of its other rooms against the rules."""
+    allowed = reachable(room, INNER[house]) | {room}
     return [
-        f"line {line}: {name}: planner/{room} may import {', '.join(sorted(allowed))}"
+        f"line {line}: {name}: {house}/{room} may import {', '.join(sorted(allowed))}"
         for line, name in imported(source, package)
-        if name.split(".")[:2] == ["sbp_jax", "planner"] and (name.split(".")[2:3] or [""])[0] not in allowed
+        if name.split(".")[:2] == ["sbp_jax", house] and (name.split(".")[2:3] or [""])[0] not in allowed
     ]
 
 
@@ -159,7 +176,7 @@ def test_the_package_is_where_this_test_looks() -> None:
     assert (PACKAGE / "signature.py") in modules()
 
 
-@pytest.mark.parametrize("rooms", [ROOMS, PLANNER], ids=["package", "planner"])
+@pytest.mark.parametrize("rooms", [ROOMS, *INNER.values()], ids=["package", *INNER])
 def test_rooms_form_no_circle(rooms: dict[str, set[str]]) -> None:
     assert [room for room in rooms if room in reachable(room, rooms)] == []
 
@@ -198,10 +215,9 @@ def test_module_keeps_the_house_rules(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     package = ("sbp_jax", *path.relative_to(PACKAGE).parts[:-1])
     assert faults(source, package, room) == []
-    inner = path.relative_to(PACKAGE).parts[1].removesuffix(".py") if room == "planner" else "__init__"
-    if inner != "__init__":
-        assert inner in PLANNER, f"planner/{inner} is no room of the planner: give it a place in PLANNER first"
-        assert planner_faults(source, package, inner) == []
+    if room in INNER and (inner := path.relative_to(PACKAGE).parts[1].removesuffix(".py")) != "__init__":
+        assert inner in INNER[room], f"{room}/{inner} is no room of the {room}: give it a place in INNER first"
+        assert inner_faults(source, package, room, inner) == []
     assert source.count("\n") <= MAX_LINES, f"{path.name} has over {MAX_LINES} lines: split it by subject"
 
 
@@ -265,4 +281,4 @@ def test_the_search_knows_no_jax(module: str) -> None:
     ],
 )
 def test_faults_within_the_planner_are_found(source: str, room: str, count: int) -> None:
-    assert len(planner_faults(source, ("sbp_jax", "planner", room), room)) == count
+    assert len(inner_faults(source, ("sbp_jax", "planner", room), "planner", room)) == count

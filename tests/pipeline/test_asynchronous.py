@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.pipeline.stage_versions import VersionedRun
-from sbp_jax.pipeline.step import PipelineStep
+from sbp_jax.pipeline.run.stage_versions import VersionedRun
+from sbp_jax.pipeline.run.step import PipelineStep
 from sbp_jax.schedules import by_name, peak_versions
 
 LAYERS, WIDTH, SIZE = 6, 8, 24

@@ -10,7 +10,7 @@ import pytest
 
 import sbp_jax as sbp
 from pipeline.steps import batch, check, mlp_state, mlp_step
-from sbp_jax.pipeline.layer_tables import Amounts
+from sbp_jax.pipeline.choose.layer_tables import Amounts
 
 TWO = sbp.placement("cpu", ranks=[0, 1])
 FOUR = sbp.placement("cpu", ranks=[[0, 1], [2, 3]])

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import sbp_jax as sbp
-from sbp_jax.pipeline.layers import find_layers, group_counts, in_groups
+from sbp_jax.pipeline.cuts.layer_loops import find_layers, group_counts, in_groups
 from sbp_jax.planner.graph.clusters import factor_maps
 from sbp_jax.trace import Program, build
 

@@ -18,7 +18,7 @@ from ..calls.roles import ArgumentRoles, Call
 from ..calls.values import as_arrays, has_tensors, is_bound, is_there, moved
 from ..differences import differences, some
 from ..errors import PlanError
-from ..pipeline.marks import check_unmarked
+from ..pipeline.cuts.marks import check_unmarked
 from ..placement import Placement, placement
 from ..plan import PlanData
 from ..planner import PinError, Request, best_of, candidates, compare_with_padding, hide_boxing, make_plan, plan_to_fit

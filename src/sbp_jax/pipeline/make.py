@@ -11,21 +11,21 @@ from ..plan import PlanData
 from ..planner import Request
 from ..schedules import Schedule
 from ..trace import Program
-from .actors_of import Instance, splits_backward
-from .asynchronous import check_updates, note, share_state, state_of, updates_between
-from .case import Case
-from .phases import Phases, assign
-from .plan import PipelinePlan
-from .slots import StagePart, StageParts
+from .cuts.case import Case
+from .cuts.phases import Phases, assign
+from .cuts.stacked import Stacked
+from .plans.plan import PipelinePlan
+from .plans.stage_plan import RequestOn, as_planned
+from .plans.stage_plans import plan_stages_to_fit
+from .plans.times import StageTimes, stage_times, transfer_seconds, version_bytes
+from .programs.asynchronous import check_updates, note, share_state, state_of, updates_between
+from .programs.slots import StagePart, StageParts
+from .programs.stage_parts import stage_parts
+from .programs.stage_program import StageProgram, flows, stage_program
+from .programs.update_parts import update_parts
+from .run.actors_of import Instance, splits_backward
+from .run.step import PipelineStep
 from .spmd import SpmdStep, spmd_step
-from .stacked import Stacked
-from .stage_parts import stage_parts
-from .stage_plan import RequestOn, as_planned
-from .stage_plans import plan_stages_to_fit
-from .stage_program import StageProgram, flows, stage_program
-from .step import PipelineStep
-from .times import StageTimes, stage_times, transfer_seconds, version_bytes
-from .update_parts import update_parts
 
 
 @dataclass(slots=True)

@@ -10,10 +10,10 @@ from ...schedules import Schedule
 from ...shardings import to_partition_spec
 from ...signature import Signature
 from ...trace import Program
-from ..actors_of import Instance
-from ..phases import Phases
-from ..slots import StageParts
-from ..stage_program import result_stage
+from ..cuts.phases import Phases
+from ..programs.slots import StageParts
+from ..programs.stage_program import result_stage
+from ..run.actors_of import Instance
 from .layout import Exchange, Transfer, Type
 
 

@@ -18,8 +18,8 @@ from ...boxing import without_permutes
 from ...pieces import stored_shape
 from ...schedules import Schedule
 from ...signature import Signature
-from ..actors_of import Instance
-from ..slots import Slot, StagePart, StageParts
+from ..programs.slots import Slot, StagePart, StageParts
+from ..run.actors_of import Instance
 from .arguments import Arguments
 from .layout import Exchange, Layout, Transfer, Type, align, permuted
 from .wiring import Job, Key, Table, part_of, read_key, readers, result_types

@@ -16,11 +16,11 @@ from ...plan import PlanData
 from ...schedules import Schedule
 from ...shardings import to_partition_spec
 from ...trace import Program
-from ..actors_of import Instance, splits_backward
-from ..phases import Phases
-from ..slots import StageParts
-from ..stage_parts import stage_parts
-from ..stage_program import StageProgram
+from ..cuts.phases import Phases
+from ..programs.slots import StageParts
+from ..programs.stage_parts import stage_parts
+from ..programs.stage_program import StageProgram
+from ..run.actors_of import Instance, splits_backward
 from .arguments import Arguments, Held
 from .arrays import Fillers, assembled, pieces_of, shape_of, spec_of, stacked, taken_apart
 from .program import SpmdProgram

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ...schedules import Schedule, Task
 from ...schedules.execution import run_order
 from ...schedules.schedule import Value, needs, result
-from ..actors_of import tasks_run
+from ..run.actors_of import tasks_run
 
 
 def time_slots(schedule: Schedule) -> list[list[Task | None]]:

@@ -14,8 +14,8 @@ from ...errors import InternalError
 from ...pieces import stored_shape
 from ...schedules import Kind, Schedule, Task
 from ...signature import Signature
-from ..actors_of import Instance
-from ..slots import Slot, StagePart, StageParts
+from ..programs.slots import Slot, StagePart, StageParts
+from ..run.actors_of import Instance
 from .layout import Layout, Type, align
 from .registers import Lifetime, Registers, allocate
 from .timetable import time_slots

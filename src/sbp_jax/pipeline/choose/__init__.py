@@ -1,0 +1,1 @@
+"""What the user left open: stages, groups of devices and micro-batches."""

@@ -1,0 +1,1 @@
+"""Where a step is cut into stages: marks, boundaries, loops over layers, and which stage runs which op."""

@@ -1,0 +1,1 @@
+"""A pipeline that runs by actors: what stages hold, whose lanes follow the schedule."""
