@@ -17,16 +17,17 @@ from collections.abc import Callable
 from sbp_jax.actors import Actor, ActorGraph, Runtime
 from sbp_jax.schedules import Kind, Schedule, StageSeconds, Task, by_name, schedules
 
-RANKS, MICROBATCHES, UNIT_SECONDS, ROUNDS, MOST_DIFFERENCE = 2, 8, 30e-3, 5, 0.05
+RANKS, MICROBATCHES, UNIT_SECONDS, ROUNDS, MOST_DIFFERENCE = 2, 8, 60e-3, 5, 0.05
 UNITS = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
 
 
 def kernels() -> dict[Kind, Callable[[], object]]:
     """For each kind of task work of its length."""
-    data = bytes(64 << 20)
+    sample = bytes(64 << 20)
     start = time.perf_counter()
-    hashlib.sha256(data).digest()
-    rate = len(data) / (time.perf_counter() - start)
+    hashlib.sha256(sample).digest()
+    rate = len(sample) / (time.perf_counter() - start)
+    data = bytes(int(rate * UNIT_SECONDS * max(UNITS.values())))
     views = {kind: memoryview(data)[: int(rate * UNIT_SECONDS * n)] for kind, n in UNITS.items()}
     return {kind: lambda v=view: hashlib.sha256(v).digest() for kind, view in views.items()}
 
