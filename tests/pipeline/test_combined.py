@@ -30,8 +30,11 @@ def slow_network(per_node: int) -> sbp.Cluster:
 def example(model: str) -> tuple[Any, Any, Any]:
     """A step, what makes its state, its batch."""
     if model == "t5":
-        sys.path.append(str(ROOT / "benchmarks"))  # behind the tests' own packages, one of which has a name of its
-        made = importlib.import_module("small.transformers").t5(layers=2, width=64, vocab=256, seq=16, batch=32)
+        # Not for longer: a file there has the name of a folder of tests, and would be found in its place.
+        sys.path.append(str(ROOT / "benchmarks"))
+        transformers = importlib.import_module("small.transformers")
+        sys.path.remove(str(ROOT / "benchmarks"))
+        made = transformers.t5(layers=2, width=64, vocab=256, seq=16, batch=32)
         return made.step, made.init, made.batch()
     case = build(model, "tiny", batch=32, **({"layers": 4, "dropout": 0.0} if model == "gpt" else {}))
     return case.step, case.init, case.batch(0)

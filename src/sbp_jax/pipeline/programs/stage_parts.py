@@ -187,8 +187,10 @@ class Maker:
         self.sums = list(body.outvars[:n_carry])
 
         def named(e: Any) -> int | None:
+            # What is made once more is made where it is read: mostly by the backward part, but a plan may also have
+            # it made again within the forward part.
             k = self.unit_of.get(self.node(e), -1)
-            return int(self.phases.backward[k] or self.is_again(e)) if k >= 0 else None
+            return int(self.phases.backward[k]) if k >= 0 and not self.is_again(e) else None
 
         eqns = body.eqns
         phases = phases_of(eqns, named, arrive, leave)
