@@ -15,6 +15,7 @@ table.
 SUBJECTS = {
     "plan_quality": "Bytes on the wire, against shardings written by hand",
     "solvers": "Search methods and fixed strategies, on one cost model",
+    "search_zoo": "Published searches for signatures, on one cost model",
     "overlap": "What hides is not paid: simulated steps",
     "search_comparison": "Which search under a memory limit: prototypes compared",
     "contest": "A contest's problems: costs by pairs, bytes within a limit",
@@ -25,6 +26,7 @@ SUBJECTS = {
     "memory": "Memory, against XLA's own figures",
     "remat": "Planning with less memory than a step needs: what is computed again",
     "pipeline": "Pipelines, against the best plan without one",
+    "actors": "Actors: bubbles, registers, how soon one fires, a loader",
     "megatron": "The simulator, against published runs",
     "calibration": "A calibrated cluster",
     "planning_and_calls": "Planning small models; the cost of a call",

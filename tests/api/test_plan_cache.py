@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 import sbp_jax as sbp
 from sbp_jax.api import function
-from sbp_jax.planner.methods import task as base
+from sbp_jax.planner import catalogue
 
 W, X = jnp.full((16, 16), 0.1), jnp.ones((8, 16))
 
@@ -47,8 +48,8 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(function, "plan_to_fit", refuse)
         monkeypatch.setattr(function, "make_plan", refuse)
         monkeypatch.setattr(function, "compare_with_padding", refuse)
-        for name in list(base._SOLVERS):
-            monkeypatch.setitem(base._SOLVERS, name, refuse)
+        for name, method in list(catalogue._METHODS.items()):
+            monkeypatch.setitem(catalogue._METHODS, name, replace(method, run=refuse))
 
     return switch
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from examples import zoo
+import zoo
 from pipeline.steps import batch, check, mlp_state, mlp_step
 from sbp_jax.schedules import peak_held, schedules
 

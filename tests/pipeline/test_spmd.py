@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from examples import zoo
+import zoo
 from pipeline.steps import batch, check, mlp_state, mlp_step
 from pipeline.test_pipeline import EIGHT, SYNCHRONOUS, TWO, arrays, crossed, normed
 from sbp_jax import boxing

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
+from sbp_jax.planner import catalogue
 from sbp_jax.planner.costs.cost_graph import CostGraph
 from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.methods import Task, ilp
 from sbp_jax.planner.methods import merged_axes as coarse
-from sbp_jax.planner.methods import task as base
 from sbp_jax.planner.methods.families import best_of_family
 from sbp_jax.planner.methods.node_roles import Leaf, NodeRoles
 from sbp_jax.planner.methods.restriction import Restriction, narrow
@@ -45,12 +45,18 @@ def planned(solver: str, *shape: int, limit: float | None = None) -> sbp.Plan:
     return sbp.plan(train, *ARGS, placement=where, donate_argnums=(0, 1), config=config)
 
 
+def together_as_one(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    """A method of its own, for as long as a test runs."""
+    method = replace(catalogue.lookup("ilp"), name="axes together", run=run)
+    monkeypatch.setitem(catalogue._METHODS, "axes together", method)
+
+
 def test_the_best_plan_with_axes_as_one_is_that_of_the_smaller_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     def together(task: Task):
         (axes, *_) = coarse.merged_axes(task.roles.axis_sizes)
         return best_of_family(task, coarse.restriction(task, axes))
 
-    monkeypatch.setitem(base._SOLVERS, "axes together", together)
+    together_as_one(monkeypatch, together)
     for mesh in ((2, 4), (2, 2, 2)):
         ours = planned("axes together", *mesh)
         assert ours.objective == pytest.approx(planned("ilp", 8).objective, rel=1e-6)
@@ -64,7 +70,7 @@ def test_axes_as_one_within_a_zero_stage(monkeypatch: pytest.MonkeyPatch, stage:
         (axes, *_) = coarse.merged_axes(task.roles.axis_sizes)
         return best_of_family(task, coarse.restriction(task, axes))
 
-    monkeypatch.setitem(base._SOLVERS, "axes together", together)
+    together_as_one(monkeypatch, together)
     where = sbp.placement.abstract((2, 4), axis_names=("a", "b"), cluster="a100-80")
     config = sbp.AutoParallelConfig(solver="axes together", zero_stage=stage)
     plan = sbp.plan(train, *ARGS, placement=where, donate_argnums=(0, 1), config=config)

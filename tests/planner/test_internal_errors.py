@@ -1,6 +1,7 @@
 """An internal failure, wherever it happens, reaches the user: no other plan is quietly put in its place."""
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,8 +12,9 @@ import sbp_jax as sbp
 from sbp_jax.cli.base import blaming
 from sbp_jax.errors import InternalError
 from sbp_jax.planner import decide, meshes
+from sbp_jax.planner.catalogue import lookup
 from sbp_jax.planner.memory.infeasible import OutOfTime, TooSmall
-from sbp_jax.planner.methods import Task, experts, ilp, lookup
+from sbp_jax.planner.methods import Task, experts, ilp
 from sbp_jax.planner.methods import less_memory as lean
 from sbp_jax.planner.optimize.search import Found
 from sbp_jax.planner.remat import search as remat
@@ -29,7 +31,7 @@ def fail(fault: Exception, after: int = 0) -> Any:
         if left[0] == 0:
             raise fault
         left[0] -= 1
-        return lookup("greedy")(*args, **kwargs)
+        return lookup("greedy").run(*args, **kwargs)
 
     return failing
 
@@ -59,7 +61,11 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> Task:
     """The task that a search method is given for the step."""
     seen: list[Task] = []
     with monkeypatch.context() as patch:
-        patch.setattr(decide, "lookup", lambda _: lambda task: seen.append(task) or lookup("ilp")(task))
+        patch.setattr(
+            decide,
+            "lookup",
+            lambda _: replace(lookup("ilp"), run=lambda task: seen.append(task) or lookup("ilp").run(task)),
+        )
         plan()
     return seen[0]
 
@@ -75,7 +81,7 @@ def test_an_internal_error_is_nobodys_mistake() -> None:
 
 @faults
 def test_where_the_limit_is_only_the_devices_own(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decide, "lookup", lambda _: fail(fault))
+    monkeypatch.setattr(decide, "lookup", lambda _: replace(lookup("ilp"), run=fail(fault)))
     with pytest.raises(type(fault), match="broken"):
         plan()
 
@@ -90,7 +96,7 @@ def test_in_a_search_with_an_end(fault: Exception, monkeypatch: pytest.MonkeyPat
 @faults
 def test_in_less_memory(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     task = searched(monkeypatch)
-    best = lookup("ilp")(task)
+    best = lookup("ilp").run(task)
     assert best is not None
     with pytest.raises(type(fault), match="broken"):
         lean.less_memory(task, best, fail(fault, after=1))

@@ -15,8 +15,9 @@ import sbp_jax as sbp
 import sbp_jax.cluster as clusters
 from sbp_jax.planner import Request, decide, meshes
 from sbp_jax.planner.budget import Budget
+from sbp_jax.planner.catalogue import lookup
 from sbp_jax.planner.memory.infeasible import OutOfTime, TooSmall
-from sbp_jax.planner.methods import Task, ilp, lookup
+from sbp_jax.planner.methods import Task, ilp
 from sbp_jax.planner.optimize import fit
 from sbp_jax.planner.optimize import search as search_module
 from sbp_jax.planner.optimize.search import Found
@@ -59,7 +60,11 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> Task:
     """The task that a search method is given for the step."""
     seen: list[Task] = []
     with monkeypatch.context() as patch:
-        patch.setattr(decide, "lookup", lambda _: lambda task: seen.append(task) or lookup("ilp")(task))
+        patch.setattr(
+            decide,
+            "lookup",
+            lambda _: replace(lookup("ilp"), run=lambda task: seen.append(task) or lookup("ilp").run(task)),
+        )
         plan()
     return seen[0]
 
@@ -85,7 +90,7 @@ def test_nothing_is_fitted_into_memory_where_there_is_enough(
     thorough: bool, searched: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model takes a thousandth of the memory, and the search all of its time: its plan and its proof stand."""
-    exact = lookup("ilp")(searched)
+    exact = lookup("ilp").run(searched)
     task = replace(searched, budget=short(thorough), limit_bytes=80e9, thorough=thorough)
     monkeypatch.setattr(search_module, "solve", late(search_module.solve))
     found = search_module.search(task)
@@ -97,10 +102,10 @@ def test_nothing_is_fitted_into_memory_where_there_is_enough(
 def test_time_is_said_to_be_the_users_where_it_is(
     thorough: bool, searched: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = lookup("ilp")(replace(searched, limit_bytes=None))
+    free = lookup("ilp").run(replace(searched, limit_bytes=None))
     assert free is not None
     limit = 0.97 * float(searched.footprint.over_time(free.solution.choice).max())
-    fits = lookup("ilp")(replace(searched, limit_bytes=limit))
+    fits = lookup("ilp").run(replace(searched, limit_bytes=limit))
     assert fits is not None
     run = fit.Fitting.run
 
@@ -118,11 +123,11 @@ def test_time_is_said_to_be_the_users_where_it_is(
 
 def test_a_search_too_short_says_whose_time_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     def unfinished(task: Task) -> Found | None:
-        found = lookup("greedy")(task)
+        found = lookup("greedy").run(task)
         solution = found and replace(found.solution, timed_out=True)
         return found and replace(found, solution=solution, seconds=1e9, notes=("of a plan that is not taken",))
 
-    monkeypatch.setattr(decide, "lookup", lambda _: unfinished)
+    monkeypatch.setattr(decide, "lookup", lambda _: replace(lookup("ilp"), run=unfinished))
     asked, free = plan(time_limit=5.0, overlap=False), plan(overlap=False)
     assert any(n.startswith("time_limit=5 s is too short to search") for n in asked.notes)
     assert any(n.startswith("the work that a search does by default was done") for n in free.notes)
@@ -144,12 +149,12 @@ def test_a_time_limit_that_is_not_kept_is_told(searched: Task, monkeypatch: pyte
 def test_a_family_is_said_to_fit_where_memory_is_short(
     is_short: bool, searched: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact = lookup("ilp")(searched)
+    exact = lookup("ilp").run(searched)
     assert exact is not None
     stopped = replace(exact, seconds=2 * exact.seconds, bound=0.0, memory_is_short=is_short)
     monkeypatch.setattr(ilp, "search", lambda _: stopped)
     task = replace(searched, limit_bytes=80e9)
-    found = lookup("ilp")(task)
+    found = lookup("ilp").run(task)
     assert found is not None
     assert ("found that fits is of the family" in found.notes[-1]) is is_short
     assert ("plan found is of the family" in found.notes[-1]) is not is_short
@@ -157,14 +162,14 @@ def test_a_family_is_said_to_fit_where_memory_is_short(
 
 def test_what_fits_is_not_said_not_to(searched: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was found in time within the device's memory; the plan found without a limit fits all the same."""
-    method = lookup("ilp")
+    method = lookup("ilp").run
 
     def in_vain(task: Task) -> Found | None:
         if task.limit_bytes is not None:
             raise OutOfTime("nothing was found in time", 1.0)
         return method(task)
 
-    monkeypatch.setattr(decide, "lookup", lambda _: in_vain)
+    monkeypatch.setattr(decide, "lookup", lambda _: replace(lookup("ilp"), run=in_vain))
     request = Request(MESH, clusters.get("a100-80"), limit_is_firm=False)
     found = decide.decide(replace(searched, limit_bytes=80e9), request)
     assert found is not None and found.found.notes == ()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from examples import zoo
+import zoo
 from sbp_jax.planner import exposed, overlap, prepare
 from sbp_jax.planner.costs.slack import exposed as stick_out
 

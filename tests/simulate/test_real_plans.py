@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from examples.zoo import gpt
 
 import sbp_jax as sbp
 from sbp_jax.simulate import Simulation
+from zoo import gpt
 
 
 def planned(mesh: tuple[int, ...] = (2, 4), **options: object) -> sbp.Plan:

@@ -10,8 +10,8 @@ from ..cluster import Cluster, get
 from ..errors import PlanError, SbpError
 from ..pipeline.options import Pipeline
 from ..plan import Lowering
+from ..planner.catalogue import lookup
 from ..planner.effort import EFFORTS
-from ..planner.methods import lookup
 
 # How long to search, on which hardware, and how to run: a plan does not hold them, or holds what came of them.
 _NOT_OF_THE_PLAN = {"time_limit", "gap", "effort", "cache", "lowering", "compiler_options", "cluster", "memory_limit"}
@@ -33,7 +33,8 @@ class AutoParallelConfig:
             that fixed strategy. Those split the batch of every argument and activation over all axes ("megatron": over
             those before the last, and features over the last); which dimension is the batch is found by following it
             through the step (``planner/graph/batch.py``). They need the training state donated, to know what is a
-            parameter.
+            parameter. Further names are published searches, to compare with: ``print(sbp.planner.solvers())``.
+        solver_options: the options of that method, by name, as ``print(sbp.planner.solvers()[name])`` lists them.
         time_limit: seconds by the clock that planning may take; then the best plan found, with its proven gap: the one
             option with which the plan may hang on how busy the machine is. Used to prove more, until proven optimal,
             unless effort is "quick". Too short for any search, it gives the best of the fixed strategies, with a
@@ -102,6 +103,7 @@ class AutoParallelConfig:
     """
 
     solver: str = "ilp"
+    solver_options: Mapping[str, bool | int | float | str] | None = field(default=None, hash=False)
     time_limit: float | None = None
     effort: str = "default"
     gap: float = 0.0
@@ -130,7 +132,12 @@ class AutoParallelConfig:
         return {f.name: asked[f.name] for f in fields(self) if f.name in asked and asked[f.name] != f.default}
 
     def __post_init__(self) -> None:
-        lookup(self.solver)  # raises for names that are not known
+        method = lookup(self.solver)  # raises for names that are not known
+        if self.solver_options is not None:
+            if not isinstance(self.solver_options, Mapping):
+                raise PlanError(f"solver_options is a dict of options by name, got {self.solver_options!r}")
+            method.checked(self.solver_options)
+            object.__setattr__(self, "solver_options", dict(self.solver_options))
         defaults = {f.name: f.default for f in fields(AutoParallelConfig)}
         unbuilt = [name for name in ("grad_accumulation",) if getattr(self, name) != defaults[name]]
         if unbuilt:

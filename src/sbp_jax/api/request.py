@@ -41,6 +41,7 @@ def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progres
         limit_is_firm=config.memory_limit is not None,
         computation_ratio=config.computation_cost_ratio,
         solver=config.solver,
+        solver_options=config.solver_options or {},
         gap=config.gap,
         time_limit=config.time_limit,
         budget=budget_for(config.effort, config.time_limit),

@@ -98,6 +98,8 @@ class _Pipe(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
+        if self._stream.closed:  # a stream is flushed once more when it is collected, which may be later than that
+            return
         with self._closed_or_not():
             self._stream.flush()
 

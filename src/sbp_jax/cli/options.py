@@ -7,8 +7,11 @@ import argparse
 
 from .base import add_traceback
 
-# ``sbp.planner.solvers()``, which to ask would take seconds; a test compares them.
-SOLVERS = ("data_parallel", "dp", "exhaustive", "greedy", "ilp", "megatron", "zero2", "zero3")
+# ``sbp.planner.solvers().of("signatures")``, which to ask would take seconds; a test compares them.
+SOLVERS = (
+    "accpar", "alpa", "auto_map", "automap", "data_parallel", "double_recursive", "dp", "exhaustive",
+    "flexflow", "greedy", "gspmd", "ilp", "megatron", "optcnn", "pase", "roc", "tensoropt", "tofu", "zero2", "zero3",
+)  # fmt: skip
 
 
 def add_target(parser: argparse.ArgumentParser, shapes: bool = True) -> None:

@@ -133,6 +133,7 @@ class PlanData:
     ``objective`` is what the search minimised, ``bound`` is proven for it. ``priced`` says which: "sum" is all compute
     and all boxing, ``step_seconds`` unless weights were asked for; "exposed" charges only a part of the boxing that
     compute can cover (``AutoParallelConfig(overlap=...)``), so it is less than ``step_seconds``.
+    ``frontier`` is of a search that finds several plans: seconds a step and bytes at the peak of each.
     ``lowering`` is what a step of it becomes, as in ``AutoParallelConfig``. ``only_even``: the bound is proven among
     even splits only; padded ones (``AutoParallelConfig(pad=True)``) may be cheaper.
     """
@@ -156,6 +157,7 @@ class PlanData:
     unruled: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     statistics: dict[str, float] = field(default_factory=dict)
+    frontier: list[tuple[float, float]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     recomputed: Recomputed | None = None
@@ -297,6 +299,8 @@ class PlanData:
         data["only_even"] = self.only_even
         data["argument_names"] = self.argument_names
         data["versions"] = self.versions
+        if self.frontier:
+            data["frontier"] = [list(point) for point in self.frontier]
         return data
 
     @classmethod
@@ -315,6 +319,7 @@ class PlanData:
                 **{name: data[name] for name in _PLAIN if name not in ("unruled", "statistics")},
                 unruled=[(p, s) for p, s in data["unruled"]],
                 statistics=_statistics(data["statistics"]),
+                frontier=[(seconds, held) for seconds, held in data.get("frontier", ())],
                 placement=_placement(data["placement"]),
                 inputs=[_leaf(x) for x in data["inputs"]],
                 outputs=[_leaf(x) for x in data["outputs"]],

@@ -1,10 +1,11 @@
 """Which signature every value gets: cost model, 0-1 program, search."""
 
+from . import methods as methods
+from .catalogue import solvers as solvers
 from .constraints import Among as Among
 from .make import make_plan as make_plan
 from .meshes import best_of as best_of
 from .meshes import candidates as candidates
-from .methods import solvers as solvers
 from .output.indivisible import compare_with_padding as compare_with_padding
 from .overlap import hide_boxing as hide_boxing
 from .pins import PinError as PinError

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .budget import Budget
+from .catalogue import lookup
 from .memory.infeasible import OutOfTime, TooSmall
-from .methods import Task, fallback, lookup
+from .methods import Task, fallback
 from .methods.less_memory import less_memory
 from .methods.restriction import Narrowed, narrow
 from .methods.zero_stages import zero
@@ -34,11 +35,14 @@ def decide(task: Task, asked: Request) -> Decided | None:
         restriction = zero(task.roles, asked.zero_stage)
         restricted = [f"zero_stage={asked.zero_stage}: {note}" for note in restriction.notes]
         narrowed = narrow(task.problem, task.footprint, restriction)
-        roles = task.roles.among(narrowed.choices.kept, narrowed.choices.followers)
+        roles, choices = task.roles.among(narrowed.choices.kept, narrowed.choices.followers), narrowed.choices
+        find_features = task.find_features
         task = replace(
-            task, problem=narrowed.problem, footprint=narrowed.footprint, find_roles=lambda: roles
+            task, problem=narrowed.problem, footprint=narrowed.footprint, find_roles=lambda: roles,
+            find_features=lambda: [choices.of(x) for x in find_features()],
         )  # fmt: skip
-    method = lookup(asked.solver)
+    named = lookup(asked.solver)
+    method, task = named.run, replace(task, options=named.checked(asked.solver_options))
 
     def search(task: Task) -> Decided | None:
         return _in_time(task, asked, method)

@@ -18,11 +18,12 @@ from ..simulate import Simulation, simulate
 from ..trace import Program
 from .amounts import seconds_text
 from .budget import WORK_A_SECOND, Stops
+from .catalogue import lookup
 from .costs.cost_graph import IMPOSSIBLE, CostGraph
 from .costs.slack import Slack
 from .decide import Decided, decide
 from .memory.infeasible import TooSmall
-from .methods import Task, lookup
+from .methods import Task
 from .optimize.presolve import without_presolve
 from .optimize.search import Found
 from .output.timeline import Positions
@@ -195,7 +196,7 @@ def _experts(task: Task, request: Request, stops: Stops) -> list[Found]:
     for name in _EXPERTS:
         try:
             gap = max(task.gap, 0.0 if task.thorough else _EXPERT_GAP)
-            found = lookup(name)(replace(task, gap=gap, below=IMPOSSIBLE, budget=task.budget.again(stops)))
+            found = lookup(name).run(replace(task, gap=gap, below=IMPOSSIBLE, budget=task.budget.again(stops)))
         except TooSmall:
             continue
         if found is not None:

@@ -11,6 +11,7 @@ from ..trace import Program, without_collecting
 from .budget import Budget
 from .costs.assemble import assemble
 from .costs.cost_graph import IMPOSSIBLE, costless
+from .costs.features import features
 from .decide import decide
 from .exposed import shorter, told
 from .methods import Task
@@ -48,7 +49,8 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     built = time.perf_counter()
     request.progress("solving")
     task = Task(graph, footprint, request.memory_limit_bytes, request.gap, request.budget, request.progress,
-                find_roles=lambda: prepared.roles, thorough=request.thorough, tell_smallest=request.tell_smallest,
+                find_roles=lambda: prepared.roles, find_features=lambda: features(decisions, graph),
+                thorough=request.thorough, tell_smallest=request.tell_smallest,
                 clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1),
                 n_axes=len(request.placement.shape))  # fmt: skip
     hidden, before = None, request.budget.spent
@@ -115,6 +117,8 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         plan.notes.append(told(hidden))
     if found.free_seconds is not None:
         plan.statistics["free_seconds"] = found.free_seconds
+    if found.frontier:
+        plan.frontier = list(found.frontier)
     if found.memory_is_short:
         plan.statistics["seconds_per_byte"] = found.seconds_per_byte
     return plan

@@ -35,6 +35,7 @@ class Request:
     limit_is_firm: bool = True
     computation_ratio: float | None = None
     solver: str = "ilp"
+    solver_options: Mapping[str, Any] = field(default_factory=dict)
     gap: float = 0.0
     time_limit: float | None = None
     budget: Budget = field(default_factory=Budget, compare=False)

@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import PlanError
 from ...placement import Placement
 from ...plan import PlanData
+from ...planner.amounts import bytes_text
 from ...planner.memory.infeasible import TooSmall
 from ...schedules import Schedule
 from ...schedules.schedule import peak_held
@@ -24,7 +25,6 @@ from .stage_plan import RequestOn, plan_stage, plan_stage_again
 
 # How often stages are planned again for less memory.
 _ROUNDS = 6
-_MIB = 2.0**20
 
 # From the stages' plans, and of each the number of its kind (the same program on devices alike), to the whole.
 Whole = Callable[[list[PlanData], Sequence[int]], PipelinePlan]
@@ -109,8 +109,8 @@ def _refused(
     held = peak_held(plan.schedule)[rank]
     own = ", ".join(str(s) for s in sorted({s for _, s in plan.schedule.stages_of(rank)}))
     told = (
-        f"stage {own} of {name} does not fit: its devices hold {plan.memory_by_rank[rank] / _MIB:,.1f} MiB each with "
-        f"{held} micro-batches in flight, {over[rank] / _MIB:,.1f} MiB more than the {limit / _MIB:,.1f} MiB there "
+        f"stage {own} of {name} does not fit: its devices hold {bytes_text(plan.memory_by_rank[rank])} each with "
+        f"{held} micro-batches in flight, {bytes_text(over[rank])} more than the {bytes_text(limit)} there "
         "are. Possible: more and smaller micro-batches, a schedule that holds fewer ('1f1b'), more stages, "
         "recomputation (remat='auto', jax.checkpoint)"
     )

@@ -4,10 +4,11 @@ Activations stay split on the batch from the arguments to the loss, and back: on
 reduced (gradients, the loss, statistics). ``planner/graph/batch.py`` says how the batch dimension is found.
 """
 
+from ..catalogue import register
 from ..optimize.search import Found
 from .families import best_of_family, family, kept, split_batch, split_data
 from .restriction import Restriction, whole
-from .task import Task, register
+from .task import Task
 
 
 def restriction(task: Task) -> Restriction:
@@ -31,7 +32,7 @@ def wide(task: Task) -> Restriction:
     return r
 
 
-@register("data_parallel")
+@register("data_parallel", decides="state whole, the batch split over all axes", leaves_open=True)
 def data_parallel(task: Task) -> Found | None:
     """The best plan that keeps the state whole and splits the batch."""
     return best_of_family(task, restriction(task))

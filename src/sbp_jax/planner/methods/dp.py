@@ -8,21 +8,29 @@ then one of its nodes is fixed at a choice that local improvement found, and not
 """
 
 import heapq
+import math
+from collections.abc import Collection
 
 import numpy as np
 
+from ..catalogue import register
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from ..optimize.presolve import Presolved, presolve
 from ..optimize.program import Solution, improve
 from ..optimize.reductions import MOST_ENTRIES
 from ..optimize.search import Found
 from .priced import until_it_fits
-from .task import Task, register
+from .task import Task
 
 _MOST_DIMS = 30  # numpy stops at 64
+# Where nodes had to be fixed: from what was found, others are fixed, so often. Set by hand.
+_ROUNDS = 4
 
 
-@register("dp")
+@register(
+    "dp", promises="exact",
+    paper="Jia et al., OptCNN, ICML 2018, arXiv:1802.04924, section 5 (elimination); Elango, PaSE, IPDPS 2021",
+)  # fmt: skip
 def dp(task: Task) -> Found | None:
     """The cheapest plan by elimination; where memory is short, bytes cost more until it fits."""
     return until_it_fits(task, eliminate, "dp")
@@ -75,28 +83,66 @@ class _Tables:
         return around
 
 
-def eliminate(problem: CostGraph) -> Solution | None:
-    """The best choice, proven where no table grew too large."""
+def eliminate(problem: CostGraph, widest: int = _MOST_DIMS, by_dependents: bool = False) -> Solution | None:
+    """The best choice, proven where no table grew too large.
+
+    ``widest``: nodes of more neighbours are not eliminated but where what is left is small enough to be tried whole.
+    ``by_dependents``: the node with the fewest neighbours goes next, however large its table is.
+    """
     r = presolve(problem)
     start = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()})
+    fixed: set[int] = set()
+    chosen, value, exact = start, r.value(start), False
+    for _ in range(_ROUNDS):
+        found, now = _eliminated(r, chosen, widest, by_dependents, fixed)
+        exact = not now
+        if not exact:
+            found = improve(r, found)
+        better = r.value(found)
+        if exact or better < value:
+            chosen, value = found, better
+        elif now <= fixed:
+            break  # nothing better, and nothing else to fix
+        fixed |= now
+        if exact:
+            break
+    choice = tuple(r.expand(chosen))
+    objective = problem.evaluate(choice)
+    if objective >= IMPOSSIBLE:
+        return None
+    return Solution(choice, objective, objective if exact else 0.0, len(r.nodes), 0)
+
+
+def _eliminated(
+    r: Presolved, start: dict[int, int], widest: int, by_dependents: bool, avoid: Collection[int]
+) -> tuple[dict[int, int], set[int]]:
+    """The best choice, and the nodes that were fixed as in ``start`` because tables grew too large; of those there are
+    to choose from none of ``avoid`` if it can be."""
     t = _Tables(r)
     log: list[tuple[int, tuple[int, ...], np.ndarray | int]] = []
-    exact = True
-    queue = [(t.entries(n), n) for n in t.of]
+    fixed: set[int] = set()
+
+    def key(n: int) -> tuple[float, float]:
+        entries = t.entries(n)
+        around = float(len(t.bucket(n))) if by_dependents or widest < _MOST_DIMS else 0.0
+        return around, entries
+
+    queue = [(key(n), n) for n in t.of]
     heapq.heapify(queue)
 
     def requeue(nodes: tuple[int, ...]) -> None:
         for a in nodes:
-            heapq.heappush(queue, (t.entries(a), a))
+            heapq.heappush(queue, (key(a), a))
 
     while queue:
-        entries, n = heapq.heappop(queue)
-        if n not in t.of or entries != t.entries(n):
+        at, n = heapq.heappop(queue)
+        if n not in t.of or at != key(n):
             continue  # gone, or queued again since
-        around = t.bucket(n)
-        if entries > MOST_ENTRIES or len(around) > _MOST_DIMS:
-            exact = False
-            hub = max(around, key=lambda a: (len(t.of[a]), t.sizes[a]))
+        around, entries = t.bucket(n), at[1]
+        too_wide = len(around) > widest and math.prod(t.sizes[a] for a in t.of) > MOST_ENTRIES
+        if entries > MOST_ENTRIES or len(around) > _MOST_DIMS or too_wide:
+            hub = max(around, key=lambda a: (a not in avoid, len(t.of[a]), t.sizes[a]))
+            fixed.add(hub)
             log.append((hub, (), start[hub]))
             requeue(t.fix(hub, start[hub]))
             continue
@@ -117,10 +163,4 @@ def eliminate(problem: CostGraph) -> Solution | None:
     chosen: dict[int, int] = {}
     for n, around, best in reversed(log):
         chosen[n] = int(best[tuple(chosen[a] for a in around)]) if isinstance(best, np.ndarray) else int(best)
-    if not exact:
-        chosen = improve(r, chosen)
-    choice = tuple(r.expand(chosen))
-    objective = problem.evaluate(choice)
-    if objective >= IMPOSSIBLE:
-        return None
-    return Solution(choice, objective, objective if exact else 0.0, len(r.nodes), 0)
+    return chosen, fixed

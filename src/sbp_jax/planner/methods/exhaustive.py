@@ -5,15 +5,16 @@ import math
 import numpy as np
 
 from ...errors import PlanError
+from ..catalogue import register
 from ..costs.cost_graph import IMPOSSIBLE
 from ..memory.infeasible import TooSmall
 from ..optimize.program import Solution
 from ..optimize.reductions import MOST_ENTRIES
 from ..optimize.search import Found
-from .task import Task, register
+from .task import Task
 
 
-@register("exhaustive")
+@register("exhaustive", promises="exact")
 def exhaustive(task: Task) -> Found | None:
     """The cheapest plan of all, within the memory limit; ``PlanError`` where there are too many to try,
     ``TooSmall`` where none fits."""

@@ -7,10 +7,11 @@ be the better: then it is the answer.
 from dataclasses import replace
 
 from ..budget import Budget
+from ..catalogue import register
 from ..memory.infeasible import OutOfTime
 from ..optimize.search import Found, search
 from .experts import cheapest, cheapest_strategy, coarsest, guesses
-from .task import Task, register
+from .task import Task
 
 # A gap of less is as good as none; with so many pairs of choices, where families take seconds, one of less than that.
 _OPEN = 1e-3
@@ -32,7 +33,7 @@ _LATE = 1_000_000
 _FOR_A_START = 0.25
 
 
-@register("ilp")
+@register("ilp", promises="exact")
 def ilp(task: Task) -> Found | None:
     """The cheapest plan, proven; when the budget is over the best one seen."""
     if not task.thorough and task.tell_smallest and _is_hopeless(task):

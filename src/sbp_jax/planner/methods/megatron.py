@@ -6,10 +6,11 @@ its parameter; no dimension that the data have is (rows of an image, positions o
 of it is tensor parallelism.
 """
 
+from ..catalogue import register
 from ..optimize.search import Found
 from .families import best_of_family, family, kept, split_batch, split_data
 from .restriction import Restriction, whole
-from .task import Task, register
+from .task import Task
 from .zero_stages import follow
 
 
@@ -34,7 +35,10 @@ def wide(task: Task) -> Restriction:
     return r
 
 
-@register("megatron")
+@register(
+    "megatron", decides="parameters split on the last axis, the batch on the others", leaves_open=True,
+    paper="Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3",
+)  # fmt: skip
 def megatron(task: Task) -> Found | None:
     """The best plan of tensor parallelism on the last axis and data parallelism on the others."""
     return best_of_family(task, restriction(task))

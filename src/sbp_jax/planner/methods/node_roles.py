@@ -43,7 +43,7 @@ class Flow:
 class NodeRoles:
     """Which nodes decide what. ``states`` are (state, its parameter or None); ``gradients`` are gradients where the
     parameters' updates read them. ``known``: whether any argument is known to be kept between steps. ``signatures``:
-    by node and choice, the codes of all values that the node reads and makes."""
+    by node and choice, the codes of all values that the node reads and makes; ``reads``: how many of them it reads."""
 
     axis_sizes: tuple[int, ...] = ()
     parameters: tuple[Leaf, ...] = ()
@@ -55,6 +55,7 @@ class NodeRoles:
     known: bool = False
     pinned: frozenset[int] = field(default_factory=frozenset)
     signatures: tuple[tuple[tuple[Code, ...], ...], ...] = ()
+    reads: tuple[int, ...] = ()
 
     def among(self, kept: Sequence[np.ndarray], followers: Set[int]) -> "NodeRoles":
         """The same roles where only some choices of each node are left, and some nodes follow others."""
@@ -112,6 +113,8 @@ def node_roles(
         found.known,
         pinned,
         tuple(_signatures(decisions)),
+        # A hub reads what it holds.
+        (*(len(c.ins) for c in decisions.representative), *(1 for _ in decisions.hubs)),
     )
 
 

@@ -13,7 +13,8 @@ class Found:
 
     ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it. ``memory_is_short``:
     whether that plan holds more than the limit. ``seconds_per_byte``: what a byte more would save, by the prices that
-    prove the bound. ``notes``: what is to be told with the plan.
+    prove the bound. ``frontier``: of a method that finds several plans, their (seconds, peak bytes).
+    ``notes``: what is to be told with the plan.
     """
 
     solution: Solution
@@ -22,6 +23,7 @@ class Found:
     free_seconds: float | None = None
     memory_is_short: bool = False
     seconds_per_byte: float = 0.0
+    frontier: tuple[tuple[float, float], ...] = ()
     notes: tuple[str, ...] = ()
 
 

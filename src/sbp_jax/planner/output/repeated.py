@@ -20,6 +20,7 @@ from ...rules import opaque as opaque_rules
 from ...rules.widen import strategies
 from ...signature import Signature, Split
 from ...trace import Lines, Op, Program, Value
+from .. import catalogue
 from ..amounts import bytes_text
 from ..request import Request
 
@@ -37,8 +38,6 @@ _SMALL = {opaque_rules.KEYS, opaque_rules.TOKEN, opaque_rules.SHAPE}
 _UNPRICED = {opaque_rules.BODY, opaque_rules.SCALES, once_rules.REASON}
 _ITERATIVE = {"eig", "eigh", "schur", "svd"}
 _PRICE = "splitting it would cost more in moving data than it saves"
-# Of these, prices alone decide; others fix something, or do not find the cheapest.
-_EXACT = ("ilp", "dp", "exhaustive")
 
 
 Cause = Literal["rule", "sizes", "price"]
@@ -120,7 +119,7 @@ def _part(part: float, whole: float) -> float:
 
 def given(request: Request) -> str:
     """What besides prices decided, in words; empty where prices alone did."""
-    found = [] if request.solver in _EXACT else [f"solver={request.solver!r}"]
+    found = [] if catalogue.lookup(request.solver).promises == "exact" else [f"solver={request.solver!r}"]
     found += [] if request.zero_stage is None else [f"zero_stage={request.zero_stage}"]
     found += ["the pins"] if request.pins else []
     return f", given {' and '.join(found)}" if found else ""
