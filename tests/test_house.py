@@ -76,13 +76,14 @@ PIPELINE: dict[str, set[str]] = {
     "options": set(),
     "microbatches": set(),
     "stages": set(),
+    "searches": {"stages"},
     "cuts": {"options", "microbatches", "stages"},
     "programs": {"cuts"},
     "plans": {"programs"},
     "run": {"programs"},
     "spmd": {"run"},
     "make": {"plans", "run", "spmd"},
-    "choose": {"make"},
+    "choose": {"make", "searches"},
 }
 
 # Houses within the house: by room of the package, its rooms.

@@ -1,10 +1,11 @@
 """What a user asks of a pipeline."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import PlanError
+from ..planner.catalogue import lookup
 from ..schedules import schedules
 
 
@@ -36,9 +37,13 @@ class Pipeline:
             at least as many as there are groups of devices; by default the smallest such.
         registers: how many micro-batches' activations a group of devices may hold at most; by default as many as the
             schedule wants. Fewer than that are an error that says how many it needs.
+        search: with ``stages="auto"``, the published search that chooses the stages and their devices, by name:
+            ``print(sbp.planner.solvers().of("stages"))`` lists them. By default the exact one ("alpa_inter"), and
+            besides what it finds groups of devices alike.
+        search_options: the options of that search, by name.
 
     Raises:
-        PlanError: a schedule that is not known, options that it does not have; numbers below 1.
+        PlanError: a schedule or search that is not known, options that it does not have; numbers below 1.
     """
 
     stages: int | str | Sequence[str] = "auto"
@@ -49,6 +54,8 @@ class Pipeline:
     execution: str = "actors"
     update_every: int | None = None
     registers: int | None = None
+    search: str | None = None
+    search_options: Mapping[str, bool | int | float | str] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         stages: Any = self.stages
@@ -88,3 +95,21 @@ class Pipeline:
                 f"schedule {self.schedule!r} has no choice of how many micro-batches an update is made of: leave "
                 "update_every out, or take 'pipedream_2bw'"
             )
+        self._check_search()
+
+    def _check_search(self) -> None:
+        if self.search is None:
+            if self.search_options is not None:
+                raise PlanError("search_options are those of a search: name it with search=, or leave them out")
+            return
+        method = lookup(self.search, "stages")
+        if self.stages != "auto":
+            raise PlanError(
+                f"search={self.search!r} decides the stages, and stages={self.stages!r} is given: "
+                "leave out one of them (stages='auto' with search=)"
+            )
+        if self.search_options is not None:
+            if not isinstance(self.search_options, Mapping):
+                raise PlanError(f"search_options is a dict of options by name, got {self.search_options!r}")
+            object.__setattr__(self, "search_options", dict(self.search_options))
+        method.checked(self.search_options)

@@ -15,7 +15,7 @@ Run = TypeVar("Run", bound=Callable[..., Any])
 FAMILIES = {
     "signatures": ("the signature of every value", "AutoParallelConfig(solver={name!r})"),
     "placing": ("the device of every op, on unlike devices", "sbp.place_ops(fn, ..., solver={name!r})"),
-    "stages": ("a pipeline's stages and their devices", "Pipeline(stages='auto', search={name!r})"),
+    "stages": ("a pipeline's stages and their devices", "sbp.Pipeline(stages='auto', search={name!r})"),
     "rewriting": ("the graph itself, before it is planned", "AutoParallelConfig(rewrite={name!r})"),
 }
 PROMISES = ("exact", "bound", "none")
@@ -66,7 +66,7 @@ class Method(Generic[Run]):
         decides: what it decides itself.
         promises: "exact" (the best plan, proven), "bound" (how far from the best it may be) or "none".
         paper: where it was published, with the section that is followed; empty for the library's own.
-        options: what ``AutoParallelConfig(solver_options={...})`` may say to it.
+        options: what ``AutoParallelConfig(solver_options={...})``, or that family's own argument, may say to it.
         leaves_open: whether it decides a part only, and the rest is searched for exactly.
     """
 

@@ -20,7 +20,7 @@ from ..options import Pipeline
 from ..plans.stage_plan import RequestOn
 from ..programs.asynchronous import updates_between
 from .layer_tables import possible_counts
-from .search import Alike, StageSearch
+from .search import Alike, Found, StageSearch
 
 # So many choices that tables call good are planned: besides stages that may be unlike, and without any.
 _TRIED_BESIDES, _TRIED = 2, 3
@@ -64,6 +64,11 @@ class _Chooser:
             raise PlanError(problem)
         marked = boundaries.at_marks(whole.parts, whole.forward)
         if marked is not None:
+            if options.search is not None:
+                raise PlanError(
+                    f"search={options.search!r} decides the stages of {self.name}, which sbp.scope in it has decided: "
+                    "leave out one of them"
+                )
             made = self.best_count(len(set(marked[1])), self.at_marks)
         elif isinstance(options.stages, tuple):
             made = self.best_count(_ranks_for(options, len(options.stages) + 1), self.at_paths)
@@ -79,15 +84,15 @@ class _Chooser:
     def best(self) -> Made:
         """The best stages: unlike, where the schedule lets them be, or groups of devices alike."""
         search = self.searched(None)
+        if self.options.search is not None:
+            return self.of(search.unlike())
         whole = self.steps.cut_in(self.counts[0]).whole
         alike = search.alike(len(whole.forward) + self.steps.layered.length)
         first, refused, why = None, None, ""
         try:
             found = search.unlike()
             if found is not None:
-                first = planned(
-                    found.case, found.stage_of, found.places, found.schedule, self.request_on, self.name, [found.note]
-                )  # fmt: skip
+                first = self.of(found)
         except PlanError as error:
             found, refused = None, error
         if found is not None and first is not None:
@@ -103,6 +108,13 @@ class _Chooser:
             why = why or f"the best of {counts} groups (micro-batches), which tables of layers call good"
             made.plan.notes = [*made.plan.notes, f"{len(made.places)} groups of devices alike, {why}"]
         return made
+
+    def of(self, found: Found | None) -> Made:
+        """The plan of stages that a search has found."""
+        assert found is not None
+        return planned(
+            found.case, found.stage_of, found.places, found.schedule, self.request_on, self.name, [found.note]
+        )  # fmt: skip
 
     def best_count(self, ranks: int, make: Callable[[int], Made]) -> Made:
         """The best number of micro-batches for so many groups of devices."""

@@ -17,7 +17,8 @@ from ...schedules import Schedule, StageSeconds, by_name, schedules
 from ..cuts.case import Case, Steps
 from ..cuts.items import Items
 from ..options import Pipeline
-from ..stages import InFlight, Stages, Submesh, in_flight_of, plan_stages, submesh_options
+from ..searches import search_stages
+from ..stages import InFlight, Stages, Submesh, in_flight_of, submesh_options
 from ..stages import assign as assign_devices
 from .layer_tables import MOST_LAYERS, Amounts, LayerTables
 
@@ -81,14 +82,22 @@ class StageSearch:
             PlanError: no stages fit into the devices' memory.
         """
         if self.options.schedule not in _UNLIKE or self.options.execution != "actors":
+            if self.options.search is not None:
+                raise PlanError(
+                    f"search={self.options.search!r} chooses groups of devices that may be unlike, which schedule "
+                    f"{self.options.schedule!r} with execution={self.options.execution!r} has not: take one of "
+                    f"{', '.join(map(repr, sorted(_UNLIKE)))} with execution='actors', or leave search out"
+                )
             return None
         best: tuple[float, int, Stages] | None = None
         refused: PlanError | None = None
         for count in self.tables.counts:
             try:
-                found = plan_stages(
-                    self.tables.costs(count), self.tables.meshes, self.where.size, count, limit_bytes=self.limit_bytes,
+                found = search_stages(
+                    self.options.search or "alpa_inter", self.options.search_options, self.tables.costs(count),
+                    self.tables.meshes, self.where.size, count, limit_bytes=self.limit_bytes,
                     in_flight=_in_flight(self.options.schedule), overlaps="permute" in self.request.cluster.overlaps,
+                    schedule=self.options.schedule,
                 )  # fmt: skip
             except PlanError as error:
                 refused = error
@@ -148,9 +157,10 @@ class StageSearch:
         stages = [next(s for s, (a, b) in enumerate(found.ranges) if a <= k < b) for k in tables.layers_of(items)]
         chosen, stage_of = items.in_stages(stages)
         among = "" if len(tables.counts) == 1 else f" and {', '.join(map(str, tables.counts))} micro-batches"
+        by = f"search {self.options.search!r}, " if self.options.search else ""
         note = (
             f"stages chosen among ranges of {tables.count} layers on {', '.join(map(str, tables.meshes))} devices"
-            f"{among}: {', '.join(found.labels)}; {found.note} by the sums of layers' seconds"
+            f"{among}: {', '.join(found.labels)}; {by}{found.note} by the sums of layers' seconds"
         )
         return Found(chosen, stage_of, places, by_name(self.options.schedule, len(places), count), note)
 

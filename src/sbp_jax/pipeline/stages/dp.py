@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import PlanError
-from .costs import HasDevices, StageCosts, most_stages_after, problem_of, stage_bytes, transfers
+from .costs import HasDevices, Problem, StageCosts, most_stages_after, problem_of, stage_bytes, transfers
 from .in_flight import InFlight, in_flight_of
 from .infeasible import explained
 from .search import Search
+from .table import Stage
 
 _ROUNDING = 1e-9
 
@@ -38,7 +39,8 @@ class Stages:
         memory_bytes: on each of its devices, with the micro-batches that it has in flight.
         total_seconds: of the step; the model is ``plan_stages``'s.
         slowest_seconds: from one micro-batch to the next, of the slowest stage.
-        bound_seconds: no plan of these stages and options has a total below this, by the same model.
+        bound_seconds: no plan of these stages and options has a total below this, by the same model; 0 where none is
+            proven.
         tables: how many tables the search filled.
     """
 
@@ -63,6 +65,8 @@ class Stages:
     @property
     def note(self) -> str:
         """How good it is, in words."""
+        if self.bound_seconds <= 0 < self.total_seconds:
+            return "no bound proven"
         return "exact" if self.gap <= _ROUNDING else f"within {self.gap:.2g} of the best"
 
 
@@ -125,7 +129,13 @@ def plan_stages(
     if search.best is None:
         raise explained(problem, costs, in_flight, limit_bytes)
     bound = search.run()
-    found = search.best
+    return described(problem, costs, in_flight, search.best, min(bound, search.total), search.tables)
+
+
+def described(
+    problem: Problem, costs: StageCosts, in_flight: InFlight, found: Sequence[Stage], bound_seconds: float, tables: int
+) -> Stages:
+    """Stages that were found, with what they take by the model of ``plan_stages``."""
     after = range(len(found) - 1, -1, -1)
     moved = transfers(costs)
     return Stages(
@@ -137,10 +147,10 @@ def plan_stages(
         transfer_seconds=tuple(float(moved[s]) for s in found),
         once_seconds=tuple(float(problem.once[s]) for s in found),
         memory_bytes=tuple(
-            float(stage_bytes(costs, in_flight, a, microbatches)[s]) for a, s in zip(after, found, strict=True)
+            float(stage_bytes(costs, in_flight, a, problem.microbatches)[s]) for a, s in zip(after, found, strict=True)
         ),
-        total_seconds=search.total,
+        total_seconds=problem.total_seconds(found),
         slowest_seconds=problem.stage_seconds(found)[1],
-        bound_seconds=min(bound, search.total),
-        tables=search.tables,
+        bound_seconds=bound_seconds,
+        tables=tables,
     )
