@@ -38,7 +38,7 @@ def test_no_search_is_below_the_bound_and_each_covers_all_layers_and_devices(see
     layers, devices, m = int(rng.integers(2, 12)), (4, 8)[seed % 2], int(rng.integers(1, 9))
     work = rng.uniform(0.2, 2.0, layers)
     once = np.zeros((layers, layers + 1, len(SIZES))) + rng.uniform(0, 1)
-    costs = linear(work, SIZES, transfer_seconds=rng.uniform(0, 0.2, layers), once_seconds=once)
+    costs = linear(work, SIZES, transfer_seconds=list(rng.uniform(0, 0.2, layers)), once_seconds=once)
     best = found("alpa_inter", costs, devices, m)
     assert best.gap <= 1e-9
     for name in OTHERS:
@@ -53,7 +53,7 @@ def test_no_search_is_below_the_bound_and_each_covers_all_layers_and_devices(see
 def test_pipedream_and_piper_find_the_least_of_the_slowest_of_all_plans(seed: int) -> None:
     rng = np.random.default_rng(seed)
     layers, devices, m = int(rng.integers(1, 6)), 4, int(rng.integers(1, 6))
-    costs = linear(rng.uniform(0.2, 2.0, layers), SIZES, transfer_seconds=rng.uniform(0, 0.5, layers))
+    costs = linear(rng.uniform(0.2, 2.0, layers), SIZES, transfer_seconds=list(rng.uniform(0, 0.5, layers)))
     given = np.concatenate((np.asarray(costs.transfer_seconds), np.zeros((1, len(SIZES)))))
     least = min(
         max(costs.seconds[i, j, o] + given[i, o] + given[j, o] for i, j, o in plan)
@@ -69,9 +69,10 @@ def test_pipers_slowest_stage_is_at_most_pipedreams_and_dapples(seed: int) -> No
     costs, m = random_costs(rng, 6, SIZES, is_rich=seed % 2 > 0), 4
     costs = StageCosts(np.where(np.isfinite(costs.seconds), costs.seconds, 9.0), costs.transfer_seconds,
                        costs.once_seconds)  # fmt: skip
-    mine = slowest(found("piper", costs, 8, m), m)
-    assert mine <= slowest(found("pipedream", costs, 8, m), m) * (1 + 1e-9)
-    assert mine <= slowest(found("dapple", costs, 8, m), m) * (1 + 1e-9)
+    mine, pipedream, dapple = (found(name, costs, 8, m) for name in ("piper", "pipedream", "dapple"))
+    assert slowest(mine, m) <= slowest(pipedream, m) * (1 + 1e-9)
+    assert slowest(mine, m) <= slowest(dapple, m) * (1 + 1e-9)
+    assert mine.total_seconds <= pipedream.total_seconds * (1 + 1e-9)
 
 
 def test_piper_keeps_to_memory_where_pipedream_does_not() -> None:

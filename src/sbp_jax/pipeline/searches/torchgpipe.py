@@ -1,8 +1,8 @@
 """torchgpipe's balance by time: layers in blocks of seconds as even as can be, on devices alike.
 
 Kim et al., "torchgpipe: On-the-fly Pipeline Parallelism for Training Giant Models", arXiv:2004.09910, section 4.2,
-after Barany and Grinberg, "Block partitions of sequences", Israel Journal of Mathematics 206, 2015. The seconds are the cost
-model's here; what is sent, held and done once a step is not looked at.
+after Barany and Grinberg, "Block partitions of sequences", Israel Journal of Mathematics 206, 2015. The seconds are
+the cost model's here; what is sent, held and done once a step is not looked at.
 """
 
 from collections.abc import Sequence
