@@ -1,7 +1,7 @@
 """Piper: the least time of the slowest stage within memory, which hangs on how many stages follow.
 
-Tarnawski, Narayanan and Phanishayee, "Piper: Multidimensional Planner for DNN Parallelization", NeurIPS 2021, section 4:
-a dynamic program over (layers left, devices, stages that follow), whose inner program chooses data and tensor
+Tarnawski, Narayanan and Phanishayee, "Piper: Multidimensional Planner for DNN Parallelization", NeurIPS 2021, section
+4: a dynamic program over (layers left, devices, stages that follow), whose inner program chooses data and tensor
 parallelism and recomputation of one stage. The inner one is the planner here. Which of the stages with the same slowest
 one are taken, the exact search decides.
 """
