@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
+import zoo
 from pipeline.steps import batch, check, mlp_state, mlp_step
 from sbp_jax.pipeline.choose.layer_tables import Amounts
 
@@ -175,3 +176,25 @@ def test_what_is_made_again_to_fit_gives_the_same_numbers(
     for a, b in zip(jax.tree.leaves(run(w, x)), jax.tree.leaves(jax.jit(step)(w, x)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
     run.close()
+
+
+def test_zeros_of_the_shape_of_logits_and_of_a_weight_do_not_make_features_of_the_batch() -> None:
+    """As many examples as features: the zeros of the two, which are one value, are not one dim."""
+    case = zoo.build("vit", batch=64, hidden=64)
+    asked = sbp.AutoParallelConfig(pipeline=sbp.Pipeline(2, 8))
+    found: Any = sbp.plan(
+        case.step, case.abstract_state(), case.batch(0), placement=NODES, donate_argnums=0, config=asked
+    )  # fmt: skip
+    assert found.microbatches == 8
+    halves = [s.forward for s in found.seconds]
+    assert min(halves) > 0.3 * sum(halves)
+
+
+def test_a_step_without_a_forward_pass_is_told_that_nothing_can_be_cut() -> None:
+    def decay(state: Any, data: Any) -> Any:
+        return jax.tree.map(lambda x: 0.9 * x, state)
+
+    for search in (None, "piper"):
+        config = sbp.AutoParallelConfig(pipeline=sbp.Pipeline(search=search))
+        with pytest.raises(sbp.PlanError, match=r"decay has no op that reads the batch .* pipeline=None"):
+            sbp.plan(decay, mlp_state(), batch(), placement=TWO, donate_argnums=0, config=config)

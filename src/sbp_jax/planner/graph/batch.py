@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from ...rules import Factors
 from ...rules.base import size
 from ...trace import Op, Program, Value
+from .clusters import free_values
 from .roles import Roles
 
 # What stands in the way of a batch is at most this part of the work along it.
@@ -65,7 +66,8 @@ class DimClasses:
 
     def __init__(self, program: Program, factors: Sequence[Factors]) -> None:
         self.above: dict[Dim, Dim] = {}
-        self.ops = [(op, _factors_of(op, f), f) for op, f in zip(program.nodes, factors, strict=True)]
+        shared = _shared_constants(program, factors)
+        self.ops = [(op, _factors_of(op, f, shared), f) for op, f in zip(program.nodes, factors, strict=True)]
         for _, parts, _ in self.ops:
             for part in parts.values():
                 for other in part.dims[1:]:
@@ -262,11 +264,20 @@ def _sides(op: Op, f: Factors) -> Iterator[tuple[Value, Sequence[Sequence[int]]]
             yield v, dims
 
 
-def _factors_of(op: Op, f: Factors) -> dict[int, _Factor]:
-    """By number."""
+def _shared_constants(program: Program, factors: Sequence[Factors]) -> set[int]:
+    """Values made of scalars that several ops read: zeros that logits and a weight of their shape have in common say
+    nothing of the dims of either."""
+    free = free_values(program, factors, {})
+    return {v for v, readers in program.consumers().items() if v in free and len(readers) > 1}
+
+
+def _factors_of(op: Op, f: Factors, shared: set[int]) -> dict[int, _Factor]:
+    """By number; what is ``shared`` has no dims."""
     own: defaultdict[int, list[Dim]] = defaultdict(list)
     whole: defaultdict[int, list[Dim]] = defaultdict(list)
     for v, dims in _sides(op, f):
+        if v.id in shared:
+            continue
         for d, made_of in enumerate(dims):
             for factor in made_of:
                 (own if len(made_of) == 1 else whole)[factor].append((v.id, d))
