@@ -30,7 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"batch": 64, "hidden": 512, "seq": 128, "layers": 12, "dropout": 0.0},
     "resnet": {"batch": 64},
     "vit": {"batch": 64},
-    "t5": {"batch": 64},
+    "llama": {"batch": 64},
 }
 _SAME = 1e-9
 

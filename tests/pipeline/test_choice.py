@@ -188,13 +188,3 @@ def test_zeros_of_the_shape_of_logits_and_of_a_weight_do_not_make_features_of_th
     assert found.microbatches == 8
     halves = [s.forward for s in found.seconds]
     assert min(halves) > 0.3 * sum(halves)
-
-
-def test_a_step_without_a_forward_pass_is_told_that_nothing_can_be_cut() -> None:
-    def decay(state: Any, data: Any) -> Any:
-        return jax.tree.map(lambda x: 0.9 * x, state)
-
-    for search in (None, "piper"):
-        config = sbp.AutoParallelConfig(pipeline=sbp.Pipeline(search=search))
-        with pytest.raises(sbp.PlanError, match=r"decay has no op that reads the batch .* pipeline=None"):
-            sbp.plan(decay, mlp_state(), batch(), placement=TWO, donate_argnums=0, config=config)

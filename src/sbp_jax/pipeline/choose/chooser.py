@@ -83,12 +83,6 @@ class _Chooser:
 
     def best(self) -> Made:
         """The best stages: unlike, where the schedule lets them be, or groups of devices alike."""
-        if not self.steps.cut_in(self.counts[0]).whole.forward:
-            raise PlanError(
-                f"{self.name} has no op that reads the batch and runs before its gradients, so that there is nothing "
-                "to cut into stages: donate the training state (donate_argnums), which tells it from the batch, or "
-                "take pipeline=None"
-            )
         search = self.searched(None)
         if self.options.search is not None:
             return self.of(search.unlike())

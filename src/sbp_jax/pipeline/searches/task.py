@@ -129,9 +129,10 @@ def search_stages(
     if isinstance(found, Stages):
         return found
     if found is None or not np.isfinite(task.problem.total_seconds(found)):
+        within = "" if limit_bytes is None else f" within {bytes_text(limit_bytes)} of memory a device"
         raise PlanError(
             f"search {name!r} finds no stages of {task.layers} layers on {devices} devices in groups of "
-            f"{', '.join(map(str, meshes))}; 'alpa_inter' tries all there are"
+            f"{', '.join(map(str, meshes))}{within}; 'alpa_inter' tries all there are"
         )
     if limit_bytes is not None and task.too_large(found):
         _refuse(name, task, found, limit_bytes)
