@@ -61,6 +61,7 @@ PLANNER: dict[str, set[str]] = {
     "memory": {"costs", "amounts"},
     "optimize": {"memory", "budget"},
     "methods": {"optimize", "catalogue"},
+    "placing": {"costs", "catalogue", "amounts"},
     "output": {"methods", "request"},
     "decide": {"methods", "request"},
     "exposed": {"decide", "output"},

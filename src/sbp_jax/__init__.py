@@ -28,7 +28,9 @@ if _TYPE_CHECKING or not _is_bare:
     from . import schedules as schedules
     from . import signature as sbp
     from .api import AutoParallelConfig as AutoParallelConfig
+    from .api import Placed as Placed
     from .api import auto_parallel as auto_parallel
+    from .api import place_ops as place_ops
     from .api import plan as plan
     from .cluster import Cluster as Cluster
     from .errors import ActorError as ActorError
@@ -48,6 +50,7 @@ if _TYPE_CHECKING or not _is_bare:
     from .pipeline import scope as scope
     from .placement import Placement as Placement
     from .placement import placement as placement
+    from .planner.placing import Devices as Devices
     from .report.diff import diff as diff
     from .report.visualize import visualize as visualize
     from .rules import register_rule as register_rule

@@ -19,6 +19,7 @@ from sbp_jax.planner.methods.published.decided import propagate, reached
 from .optimize.small_graphs import cheapest, problem
 
 METHODS = [name for name in sbp.planner.solvers().of("signatures") if name != "exhaustive"]
+OWN = ("data_parallel", "exhaustive", "ilp", "dp", "one_device", "random")  # not published
 FREE = [name for name in METHODS if name != "gspmd"]  # which needs pins
 
 
@@ -266,7 +267,7 @@ def test_the_list_says_what_each_method_is() -> None:
     text = str(listed)
     for name, method in listed.items():
         assert f"{name}: " in text and method.promises in ("exact", "bound", "none")
-        assert method.paper or name in ("data_parallel", "exhaustive", "ilp", "dp"), name
+        assert method.paper or name in OWN, name
     assert set(listed.families) <= {"signatures", "placing", "stages", "rewriting"}
     with pytest.raises(sbp.PlanError, match="family 'x' is not known"):
         listed.of("x")

@@ -1,6 +1,7 @@
 """Which signature every value gets: cost model, 0-1 program, search."""
 
 from . import methods as methods
+from . import placing as placing
 from .catalogue import solvers as solvers
 from .constraints import Among as Among
 from .make import make_plan as make_plan

@@ -1,0 +1,159 @@
+"""``sbp.place_ops``: the ops of a function on unlike devices, found by a search, shown, and run there."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from .. import drawing
+from ..calls import values
+from ..calls.capture import trace
+from ..drawing import Box, Drawing
+from ..errors import PlanError
+from ..planner.amounts import bytes_text, seconds_text
+from ..planner.catalogue import lookup
+from ..planner.placing import Devices, OpGraph, Placeable, PlacingTask, Timeline, placeable
+from ..trace import Program
+from .segments import SegmentRun, jax_devices
+
+_FILL, _SENT = "#9ecae1", "#fdae6b"
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """The ops of a function on devices.
+
+    Attributes:
+        function: its name.
+        solver: the method that placed them.
+        devices: where.
+        graph: the ops, in an order they can run in.
+        timeline: the simulated run: when each op and transfer begins and ends, and each device's peak of bytes.
+        bound: no placement of these ops takes less, in seconds; 0 where the method proves nothing.
+        notes: what the method says.
+    """
+
+    function: str
+    solver: str
+    devices: Devices
+    graph: OpGraph
+    timeline: Timeline
+    bound: float
+    notes: tuple[str, ...]
+    _call: tuple[Program, Placeable, Any, Any]
+
+    @property
+    def device_of(self) -> dict[str, str]:
+        """By name of an op the name of its device."""
+        return {op: self.devices.names[d] for op, d in zip(self.graph.names, self.timeline.device, strict=True)}
+
+    @property
+    def seconds(self) -> float:
+        """What the simulated run takes."""
+        return self.timeline.seconds
+
+    @functools.cached_property
+    def _run(self) -> SegmentRun:
+        program, parts, _, _ = self._call
+        on = jax_devices(self.devices.names, self.devices.jax_devices)
+        return SegmentRun(program, parts, self.timeline.device, on)
+
+    def run(self, *args: Any) -> Any:
+        """The function's results, each op computed on its device; results stay where they were made.
+
+        ``PlanError`` for arguments of other shapes or types than the ops were placed for, or too few JAX devices.
+        """
+        _, _, expected, out_tree = self._call
+        flat, tree = jax.tree.flatten((args, {}))
+        shapes, in_tree = expected
+        given = [(x.shape, x.dtype) for x in map(values.aval, flat)]
+        if tree != in_tree or given != shapes:
+            raise PlanError(
+                f"{self.function} was placed for arguments {_shown(shapes)}, and is run with {_shown(given)}: place it "
+                "again for these"
+            )
+        return jax.tree.unflatten(out_tree, self._run(flat))
+
+    def to_svg(self, width: float = 960.0) -> str:
+        """The simulated run as a picture: a row for each device, low boxes for what is sent to it."""
+        return drawing.to_svg(self._drawing(), width)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+    def _drawing(self) -> Drawing:
+        t, names, g = self.timeline, self.devices.names, self.graph
+        rows = []
+        for d, name in enumerate(names):
+            boxes = [Box(float(t.start_seconds[v]), float(t.finish_seconds[v]), _FILL,
+                         f"{g.names[v]}: {seconds_text(float(g.seconds[v, d]))}", g.names[v])
+                     for v in t.order if t.device[v] == d]  # fmt: skip
+            boxes += [Box(x.start_seconds, x.finish_seconds, _SENT,
+                          f"{bytes_text(g.tensors[x.tensor].size_bytes)} of {g.names[g.tensors[x.tensor].maker]} "
+                          f"from {names[x.source]}", is_low=True)
+                      for x in t.transfers if x.target == d]  # fmt: skip
+            rows.append((name, tuple(boxes)))
+        return Drawing(f"{self.function} placed by {self.solver}", self.seconds, tuple(rows))
+
+    def __str__(self) -> str:
+        t, n = self.timeline, len(self.graph)
+        proven = f"; no placement takes less than {seconds_text(self.bound)}" if self.bound else ""
+        lines = [f"{self.function}: {n} ops on {len(self.devices)} devices by {self.solver!r}, {seconds_text(self.seconds)}"
+                 f" simulated{proven}"]  # fmt: skip
+        wide = max(map(len, self.devices.names))
+        for d, name in enumerate(self.devices.names):
+            own = [v for v in t.order if t.device[v] == d]
+            busy = sum(float(self.graph.seconds[v, d]) for v in own)
+            some = ", ".join(self.graph.names[v] for v in own[:4]) + (", ..." if len(own) > 4 else "")
+            lines.append(f"{name:<{wide}}  {len(own):>3} ops, busy {seconds_text(busy)}, at most "
+                         f"{bytes_text(float(t.peak_bytes[d]))} of {bytes_text(float(self.devices.limits[d]))}"
+                         + (f": {some}" if own else ""))  # fmt: skip
+        sent = sum(self.graph.tensors[x.tensor].size_bytes for x in t.transfers)
+        lines.append(f"{len(t.transfers)} transfers of {bytes_text(sent)} in all")
+        return "\n".join([*lines, *self.notes])
+
+
+def place_ops(
+    fn: Callable[..., Any], *args: Any, devices: Devices, solver: str = "heft",
+    solver_options: Mapping[str, Any] | None = None, ops: int = 50,
+) -> Placed:  # fmt: skip
+    """Give every op of a function a device, among devices that may be unlike, so that one run of it is short.
+
+    Each op runs whole on one device; nothing is split (that is ``auto_parallel``). Seconds come from the library's cost
+    model for each kind of device; arguments lie where they are read before the run begins.
+
+    Args:
+        fn: a function of arrays and trees of arrays.
+        args: what it is called with; shapes (``jax.ShapeDtypeStruct``) do.
+        devices: where ops may run.
+        solver: a method of the family "placing" (``sbp.planner.solvers().of("placing")`` lists them).
+        solver_options: its options by name.
+        ops: small ops are merged with their neighbours until at most so many are left.
+
+    Returns:
+        a ``Placed``: which device has which op, the simulated run, ``run`` to run it.
+
+    Raises:
+        PlanError: the solver or an option is not known; no placement was found that fits in memory; the graph is too
+            large for the method; the function has ops with effects.
+    """
+    method = lookup(solver, "placing")
+    options = method.checked(solver_options)
+    if not isinstance(devices, Devices):
+        raise PlanError(f"devices={devices!r}: give sbp.Devices, such as sbp.Devices.of('a100-80', 'v100', 'host')")
+    if isinstance(ops, bool) or not isinstance(ops, int) or ops < 1:
+        raise PlanError(f"ops={ops!r}: give a whole number of at least 1, how many ops are left to place")
+    name = getattr(fn, "__name__", type(fn).__name__)
+    program, in_tree, out_shape = trace(fn, args, {}, (), ())
+    parts = placeable(program, devices, ops)
+    found = method.run(PlacingTask(parts.graph, devices, options))
+    timeline = PlacingTask(parts.graph, devices).simulator.timeline(found.device, found.order)
+    shapes = [(x.shape, x.dtype) for x in map(values.aval, jax.tree.leaves(args))]
+    call = program, parts, (shapes, in_tree), jax.tree.structure(out_shape)
+    return Placed(name, solver, devices, parts.graph, timeline, found.bound_seconds, found.notes, call)
+
+
+def _shown(shapes: list[Any]) -> str:
+    return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in shapes) or "none"

@@ -1,0 +1,15 @@
+"""Placing whole ops on unlike devices: the graph, the devices, the simulator, and a method in each file."""
+
+from . import baselines, heft, pesto
+from .devices import Devices as Devices
+from .from_program import Placeable as Placeable
+from .from_program import placeable as placeable
+from .from_program import results_of as results_of
+from .graph import OpGraph as OpGraph
+from .graph import Tensor as Tensor
+from .samples import sample_graph as sample_graph
+from .simulate import Simulator as Simulator
+from .simulate import Timeline as Timeline
+from .simulate import Transfer as Transfer
+from .task import Placing as Placing
+from .task import PlacingTask as PlacingTask

@@ -1,0 +1,131 @@
+"""A traced program as a graph of ops: seconds by the library's cost model, on every device as if it were alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...errors import PlanError
+from ...rules import Factors
+from ...rules.widen import B, Strategy
+from ...trace import Op, Program, Structured, Value
+from ..costs.op_cost import CostModel
+from ..graph.clusters import OpCluster, factor_maps, free_values
+from ..graph.fusion import fusion
+from ..graph.partials import partial_kinds
+from .coarsen import coarsened
+from .devices import Devices
+from .graph import OpGraph, Tensor
+
+Step = Op | Structured
+
+
+@dataclass(frozen=True, eq=False)
+class Placeable:
+    """A program's graph, and what its ops are.
+
+    Attributes:
+        graph: what is placed.
+        steps: by op the parts of the program that it runs, in order; loops and conditionals are whole.
+        free: parts that cost nothing (constants): made by every device that reads them.
+    """
+
+    graph: OpGraph
+    steps: tuple[tuple[Step, ...], ...]
+    free: tuple[Op, ...]
+
+
+def results_of(step: Step) -> tuple[Value, ...]:
+    """The values that a part of a program makes."""
+    return step.outs if isinstance(step, Op) else tuple(v for link in step.links for v in link.outs)
+
+
+def placeable(program: Program, devices: Devices, most: int) -> Placeable:
+    """The graph of a program, ops merged until at most ``most`` are left (``coarsen.py``).
+
+    Ops that JAX's compiler fuses are one op. Arguments lie where they are read. ``PlanError`` for ops with effects.
+    """
+    for op in program.nodes:
+        if op.runs_once or op.has_effect:
+            raise PlanError(f"{op.name} has an effect or runs on the host: it has no place among devices; leave it out")
+    factors = factor_maps(program)
+    free = free_values(program, factors, partial_kinds(program, factors))
+    found = fusion(program, factors, {op.index: op.index for op in program.nodes})
+    is_free = [isinstance(x, Op) and bool(x.outs) and all(v.id in free for v in x.outs) for x in program.graph.ops]
+    steps = [x for x, no in zip(program.graph.ops, is_free, strict=True) if not no]
+    maker = {v.id: k for k, step in enumerate(steps) for v in results_of(step)}
+    arguments = {op.outs[0].id: op.outs[0] for op in program.input_ops}
+    values = {v.id: v for step in steps for v in results_of(step)} | arguments
+    readers: dict[int, set[int]] = {i: set() for i in values}
+    for k, step in enumerate(steps):
+        for v in step.reads:
+            if v.id in readers and maker.get(v.id) != k:
+                readers[v.id].add(k)
+    results = {x.id for op in program.output_ops for x in op.ins if isinstance(x, Value)}
+    tensors, together = [], []
+    for i, v in values.items():
+        if readers[i] or (i in results and i in maker):
+            if i in found.fused:
+                together.append(len(tensors))
+            tensors.append(
+                Tensor(maker.get(i, -1), v.size_bytes, tuple(sorted(readers[i])), i in results and i in maker)
+            )
+    costs = _Costs(program, factors, found.fused, found.reads)
+    seconds = np.array([[costs.seconds(step, m) for m in _models(devices)] for step in steps]).reshape(-1, len(devices))
+    scratch = np.array([costs.scratch_bytes(step) for step in steps], float)
+    graph = OpGraph(tuple(_names(steps)), seconds, tuple(tensors), scratch, tuple((k,) for k in range(len(steps))))
+    graph = coarsened(graph, most, together)
+    kept = tuple(tuple(steps[k] for k in members) for members in graph.members)
+    left = tuple(x for x, yes in zip(program.graph.ops, is_free, strict=True) if yes and isinstance(x, Op))
+    return Placeable(graph, kept, left)
+
+
+def _models(devices: Devices) -> list[CostModel]:
+    return [CostModel(kind, (1,)) for kind in devices.kinds]
+
+
+def _names(steps: list[Step]) -> list[str]:
+    count: dict[str, int] = {}
+    found = []
+    for step in steps:
+        name = step.name if isinstance(step, Op) else step.kind
+        count[name] = count.get(name, 0) + 1
+        found.append(f"{name} {count[name]}")
+    return found
+
+
+class _Costs:
+    def __init__(
+        self, program: Program, factors: list[Factors], fused: set[int], reads: Mapping[tuple[int, int], int]
+    ) -> None:
+        self.program, self.factors, self.fused, self.reads = program, factors, fused, reads
+
+    def seconds(self, step: Step, model: CostModel) -> float:
+        """Of one run: a loop's iterations counted, of a conditional the branch that takes longest."""
+        if isinstance(step, Op):
+            return self._node(step, model)
+        bodies = [sum(self._node(op, model) for op in body.nodes()) for body in step.bodies]
+        links = sum(self._node(op, model) for op in step.links)
+        return links + (max(bodies) if step.kind == "cond" else sum(bodies))
+
+    def scratch_bytes(self, step: Step) -> float:
+        """What a loop or a conditional holds for itself: its largest body's values, each once."""
+        if isinstance(step, Op):
+            return 0.0
+        sizes = [
+            sum(v.size_bytes for op in body.nodes() for v in op.outs if v.id not in self.fused) for body in step.bodies
+        ]
+        return float(max(sizes, default=0.0))
+
+    def _node(self, op: Op, model: CostModel) -> float:
+        if op.primitive is None:
+            return 0.0
+        ins = list({x.id: x for x in op.reads}.values())
+        in_memory = (
+            *(self.reads.get((op.index, v.id), 0) for v in ins),
+            *(int(v.id not in self.fused) for v in op.outs),
+        )
+        way = Strategy(((B,),) * len(ins), ((B,),) * len(op.outs), 1.0)
+        times = op.outs[0].times if op.outs else (ins[0].times if ins else 1.0)
+        one = OpCluster(op.index, [op], ins, list(op.outs), (way,), (), self.factors[op.index].flops, times)
+        return times * model.compute_seconds(replace(one, in_memory=in_memory), way)

@@ -1,0 +1,285 @@
+"""Placing whole ops on unlike devices: the simulator, every method compared with the proven best, runs that give fn's
+numbers."""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp_jax as sbp
+from sbp_jax.planner.catalogue import lookup
+from sbp_jax.planner.placing import OpGraph, Placing, PlacingTask, Simulator, Tensor, sample_graph
+from sbp_jax.planner.placing.coarsen import coarsened
+
+METHODS = list(sbp.planner.solvers().of("placing"))
+DEVICES = sbp.Devices.of("a100-80", "v100", "host")
+LEARNED = {"colocrl", "hdp", "gdp", "placeto", "spotlight", "tapp", "heterps"} & set(METHODS)
+# Small budgets: what is tested is that answers are placements and repeat themselves.
+SHORT: dict[str, dict[str, Any]] = {name: {"steps": 5} for name in LEARNED} | {"regal": {"generations": 10}}
+
+
+def found(name: str, graph: OpGraph, devices: sbp.Devices = DEVICES, **options: Any) -> Placing:
+    method = lookup(name, "placing")
+    return method.run(PlacingTask(graph, devices, method.checked(options)))
+
+
+def orders(graph: OpGraph) -> list[tuple[int, ...]]:
+    """All orders in which the ops can run."""
+    every: list[tuple[int, ...]] = []
+
+    def grow(taken: tuple[int, ...]) -> None:
+        if len(taken) == len(graph):
+            every.append(taken)
+        for v in range(len(graph)):
+            if v not in taken and all(u in taken for u in graph.before[v]):
+                grow((*taken, v))
+
+    grow(())
+    return every
+
+
+def least_of_all(graph: OpGraph, devices: sbp.Devices) -> float:
+    """The shortest run over all placements and orders, all placements of an order at once."""
+    n = len(devices)
+    device = np.array(list(itertools.product(range(n), repeat=len(graph))))
+    rows = np.arange(len(device))
+    costs = [devices.transfer_seconds(t.size_bytes) for t in graph.tensors]
+    best = np.inf
+    for order in orders(graph):
+        free, link = np.zeros((len(device), n)), np.zeros((len(device), n, n))
+        finish = np.zeros((len(device), len(graph)))
+        there = np.full((len(graph.tensors), len(device), n), np.nan)
+        for v in order:
+            d = device[:, v]
+            start = free[rows, d]
+            for k in graph.reads[v]:
+                u = graph.tensors[k].maker
+                e = device[:, u]
+                sends = (e != d) & np.isnan(there[k, rows, d])
+                arrive = np.maximum(link[rows, e, d], finish[:, u]) + costs[k][e, d]
+                link[rows, e, d] = np.where(sends, arrive, link[rows, e, d])
+                there[k, rows, d] = np.where(e == d, finish[:, u], np.where(sends, arrive, there[k, rows, d]))
+                start = np.maximum(start, there[k, rows, d])
+            finish[:, v] = free[rows, d] = start + graph.seconds[v][d]
+        best = min(best, float(finish.max(axis=1).min()))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_exact_search_finds_the_least_of_all(seed: int) -> None:
+    graph = sample_graph(seed, 3 + seed % 4, DEVICES, apart=(0.05, 0.5, 2.0)[seed % 3])
+    answer = found("pesto", graph)
+    assert answer.seconds == pytest.approx(least_of_all(graph, DEVICES), rel=1e-9)
+    assert answer.bound_seconds == answer.seconds
+
+
+def test_the_exact_search_finds_the_least_of_all_for_eight_ops() -> None:
+    seeds = [s for s in range(60) if len(orders(sample_graph(s, 8, DEVICES))) < 60][:2]
+    assert seeds
+    for seed in seeds:
+        graph = sample_graph(seed, 8, DEVICES)
+        assert found("pesto", graph).seconds == pytest.approx(least_of_all(graph, DEVICES), rel=1e-9), seed
+
+
+@functools.cache
+def small_graphs() -> list[tuple[OpGraph, float]]:
+    graphs = [sample_graph(seed, 8, DEVICES, apart=0.4) for seed in (3, 4)]
+    return [(g, found("pesto", g).seconds) for g in graphs]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_answers_are_placements_that_repeat_themselves(name: str) -> None:
+    options = SHORT.get(name, {})
+    for graph, best in small_graphs():
+        first = found(name, graph, **options)
+        t = Simulator(graph, DEVICES).timeline(first.device, first.order)
+        assert t.seconds == pytest.approx(first.seconds, rel=1e-12) and t.seconds >= best * (1 - 1e-9)
+        assert first.bound_seconds <= best * (1 + 1e-9)
+        assert found(name, graph, **options) == first
+
+
+def test_a_run_by_hand() -> None:
+    """Two ops that read a third's result on another device: sent once; a second tensor waits for the link."""
+    devices = sbp.Devices.by_speed(
+        ["a", "b"], flops_per_second=[1, 1], memory_bytes_per_second=[1, 1], memory_bytes=[100, 100],
+        bytes_per_second=2.0, latency_seconds=1.0,
+    )  # fmt: skip
+    tensors = (Tensor(0, 4, (1, 2)), Tensor(0, 2, (2,)), Tensor(-1, 7, (0, 1)), Tensor(1, 1, (), True))
+    graph = OpGraph(("x", "y", "z"), np.array([[1.0, 5.0], [2.0, 2.0], [1.0, 1.0]]), tensors, np.zeros(3))
+    s = Simulator(graph, devices)
+    t = s.timeline([0, 1, 1], [0, 1, 2])
+    # x until 1; 4 bytes from 1 to 4; 2 bytes from 4 to 6; y from 4 to 6; z from 6 to 7.
+    assert t.start_seconds.tolist() == [0, 4, 6] and t.seconds == 7 == s.seconds([0, 1, 1], [0, 1, 2])
+    assert [(x.start_seconds, x.finish_seconds) for x in t.transfers] == [(1, 4), (4, 6)]
+    # a: the argument, and both tensors until they are sent. b: the argument, 4 + 2 received, y's result.
+    assert t.peak_bytes.tolist() == [13, 14]
+    assert graph.edges == [(0, 1, 4.0), (0, 2, 6.0)]
+    assert s.timeline([0, 0, 0]).seconds == 4 and s.timeline([0, 0, 0]).peak_bytes.tolist() == [14, 0]
+    with pytest.raises(sbp.PlanError, match="comes before what it reads"):
+        s.timeline([0, 0, 0], [1, 0, 2])
+    with pytest.raises(sbp.PlanError, match="leaves out 1"):
+        s.timeline([0, 0, 0], [0, 1])
+    with pytest.raises(sbp.PlanError, match="a device of 0 to 1 for each"):
+        s.timeline([0, 0, 2])
+
+
+def test_merged_graphs_have_no_circles_and_lose_nothing() -> None:
+    for seed in range(10):
+        graph = sample_graph(seed, 30, DEVICES)
+        small = coarsened(graph, 8)
+        assert len(small) <= 8 and sorted(k for m in small.members for k in m) == list(range(30))
+        assert small.seconds.sum(axis=0) == pytest.approx(graph.seconds.sum(axis=0))
+        assert small.argument_bytes([0] * len(small))[0] == pytest.approx(graph.argument_bytes([0] * 30)[0])
+        where = np.random.default_rng(seed).integers(3, size=len(small))
+        wide = np.zeros(30, int)
+        for v, m in enumerate(small.members):
+            wide[list(m)] = where[v]
+        crossing = [n for a, b, n in small.edges if where[a] != where[b]]
+        assert sum(n for a, b, n in graph.edges if wide[a] != wide[b]) >= sum(crossing) * (1 - 1e-9)
+
+
+def model(w: dict[str, jax.Array], x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    h = jnp.tanh(x @ w["a"])
+    k = jax.nn.softmax(x @ w["b"])
+    total, parts = jax.lax.scan(lambda c, y: (c * 0.5 + y.sum(), c), jnp.zeros(()), h)
+    z = jax.lax.cond(total > 0, lambda a: a * 2, lambda a: a - 1, k)
+    table = jnp.asarray(np.linspace(0, 1, 64, dtype=np.float32))
+    y = h @ w["c"] + z @ w["c"] * table * jnp.arange(64.0)
+    return y, {"parts": parts, "given": w["a"], "ones": jnp.ones(3)}
+
+
+def inputs() -> tuple[dict[str, jax.Array], jax.Array]:
+    key = jax.random.split(jax.random.key(0), 4)
+    w = {name: jax.random.normal(k, shape) for name, k, shape in
+         zip("abc", key, [(64, 512), (64, 512), (512, 64)], strict=False)}  # fmt: skip
+    return w, jax.random.normal(key[3], (256, 64))
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in LEARNED])
+def test_a_placed_function_gives_its_numbers(name: str) -> None:
+    w, x = inputs()
+    placed = sbp.place_ops(model, w, x, devices=DEVICES, solver=name, ops=12, solver_options=SHORT.get(name))
+    for ours, plain in zip(jax.tree.leaves(placed.run(w, x)), jax.tree.leaves(model(w, x)), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=2e-5, atol=1e-5)
+    assert set(placed.device_of.values()) <= set(DEVICES.names) and len(placed.device_of) == len(placed.graph) <= 12
+    assert f"12 ops on 3 devices by {name!r}" in str(placed) and placed.to_svg().startswith("<svg")
+
+
+def test_ops_run_on_the_devices_named() -> None:
+    w, x = inputs()
+    here = jax.devices()[4:7]
+    devices = sbp.Devices.of("a100-80", "v100", "host", jax_devices=here)
+    placed = sbp.place_ops(model, w, x, devices=devices, solver="random", ops=12)
+    result, _ = placed.run(w, x)
+    last = next(t.maker for t in placed.graph.tensors if t.is_result and t.size_bytes == 256 * 64 * 4)
+    assert result.device == here[placed.timeline.device[last]]
+    again, _ = placed.run(w, 2 * x)
+    np.testing.assert_allclose(again, model(w, 2 * x)[0], rtol=2e-5, atol=1e-5)
+
+
+def test_gradients_are_placed_too() -> None:
+    w, x = inputs()
+
+    def step(w: Any, x: jax.Array) -> Any:
+        return jax.value_and_grad(lambda w: jnp.mean(model(w, x)[0] ** 2))(w)
+
+    placed = sbp.place_ops(step, w, x, devices=DEVICES)
+    for ours, plain in zip(jax.tree.leaves(placed.run(w, x)), jax.tree.leaves(step(w, x)), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_seconds_of_ops_are_the_cost_models() -> None:
+    a, b = jnp.zeros((1024, 512)), jnp.zeros((512, 2048))
+    placed = sbp.place_ops(jnp.matmul, a, b, devices=DEVICES)
+    expected = [kind.matmul_seconds(1024, 2048, 512, "float32", 4) for kind in DEVICES.kinds]
+    assert placed.graph.seconds[0] == pytest.approx(expected)
+    assert placed.seconds == pytest.approx(min(expected))
+    # A loop takes as long as its iterations, a conditional as long as its longest branch.
+    square = jnp.zeros((512, 512))
+
+    def loop(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 10, lambda _, y: y @ x, x)
+
+    def either(x: jax.Array) -> jax.Array:
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x, lambda x: x @ x @ x, x)
+
+    once = DEVICES.kinds[0].matmul_seconds(512, 512, 512, "float32", 4)
+    for fn, times in ((loop, 10), (either, 2)):
+        graph = sbp.place_ops(fn, square, devices=DEVICES).graph
+        assert graph.seconds[:, 0].sum() == pytest.approx(times * once, rel=0.2), fn
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_memory_limits_are_kept(name: str) -> None:
+    graph, _ = small_graphs()[0]
+    needed = Simulator(graph, DEVICES).timeline([0] * len(graph)).peak_bytes[0]
+    options = SHORT.get(name, {})
+    for part in (0.8, 0.6, 0.45):
+        devices = sbp.Devices.of("a100-80", "v100", "host", memory_bytes=[part * needed] * 3)
+        try:
+            answer = found(name, graph, devices, **options)
+        except sbp.PlanError as error:
+            assert "memory" in str(error)
+            assert name != "pesto"
+            continue
+        s = Simulator(graph, devices)
+        assert (s.timeline(answer.device, answer.order).peak_bytes <= s.limits).all()
+    tiny = sbp.Devices.of("a100-80", "v100", "host", memory_bytes=[needed / 100] * 3)
+    with pytest.raises(sbp.PlanError, match="memory"):
+        found(name, graph, tiny, **options)
+
+
+def test_bad_input_is_told_in_words() -> None:
+    w, x = inputs()
+
+    def place(**given: Any) -> Any:
+        return sbp.place_ops(model, w, x, **{"devices": DEVICES, **given})
+
+    with pytest.raises(sbp.PlanError, match="did you mean 'heft'"):
+        place(solver="hefty")
+    with pytest.raises(sbp.PlanError, match=r"decides the signature of every value.*AutoParallelConfig.*Possible here"):
+        place(solver="tofu")
+    with pytest.raises(sbp.PlanError, match=r"name it in sbp\.place_ops"):
+        sbp.AutoParallelConfig(solver="heft")
+    with pytest.raises(sbp.PlanError, match="meant for graphs of up to 4 ops; this one has 12"):
+        place(solver="pesto", solver_options={"most_ops": 4}, ops=12)
+    with pytest.raises(sbp.PlanError, match="ops=0"):
+        place(ops=0)
+    with pytest.raises(sbp.PlanError, match=r"give sbp\.Devices"):
+        place(devices=["a100-80"])
+    for name in sorted(LEARNED):
+        with pytest.raises(sbp.PlanError, match="steps=0.*at least 1"):
+            place(solver=name, solver_options={"steps": 0})
+    with pytest.raises(sbp.PlanError, match="run with"):
+        place().run(w, x[:3])
+    few = sbp.Devices.of(*["v100"] * 9)
+    with pytest.raises(sbp.PlanError, match="JAX has 8"):
+        place(devices=few).run(w, x)
+    with pytest.raises(sbp.PlanError, match="has an effect"):
+        sbp.place_ops(lambda x: jax.debug.print("{}", x) or x, x, devices=DEVICES)
+
+
+def test_devices_without_a_cost_are_refused() -> None:
+    speeds: dict[str, Any] = {"flops_per_second": [1e12, 1e12], "memory_bytes_per_second": [1e9, 1e9],
+                              "memory_bytes": [1e9, 1e9]}  # fmt: skip
+    sbp.Devices.by_speed(["a", "b"], **speeds)
+    for what in speeds:
+        for wrong in ([0.0, 1e9], [1e9], [float("nan"), 1e9]):
+            with pytest.raises(sbp.PlanError, match=what):
+                sbp.Devices.by_speed(["a", "b"], **{**speeds, what: wrong})
+    with pytest.raises(sbp.PlanError, match="no link from 'a' to 'b'"):
+        sbp.Devices.by_speed(["a", "b"], **speeds, bytes_per_second=[[1.0, 0.0], [1.0, 1.0]])
+    with pytest.raises(sbp.PlanError, match=r"shape \(3, 3\); 2 devices"):
+        sbp.Devices.by_speed(["a", "b"], **speeds, latency_seconds=[[0.0] * 3] * 3)
+    with pytest.raises(sbp.PlanError, match="different names"):
+        sbp.Devices.by_speed(["a", "a"], **speeds)
+    with pytest.raises(sbp.SbpError, match="did you mean"):
+        sbp.Devices.of("a100")
+    with pytest.raises(sbp.PlanError, match="runs on none|can run on none"):
+        OpGraph(("x",), np.array([[np.inf]]), (), np.zeros(1))
+    with pytest.raises(sbp.PlanError, match="are for 1 devices, and there are 3"):
+        Simulator(OpGraph(("x",), np.ones((1, 1)), (), np.zeros(1)), DEVICES)
