@@ -85,6 +85,25 @@ def test_the_exact_search_finds_the_least_of_all_for_eight_ops() -> None:
         assert found("pesto", graph).seconds == pytest.approx(least_of_all(graph, DEVICES), rel=1e-9), seed
 
 
+@pytest.mark.parametrize("part", [0.9, 0.7, 0.5, 0.3])
+def test_the_exact_search_finds_the_least_of_all_that_fit(part: float) -> None:
+    for seed in range(3):
+        graph = sample_graph(seed, 5, DEVICES, apart=0.5)
+        needed = Simulator(graph, DEVICES).timeline([0] * 5).peak_bytes[0]
+        devices = sbp.Devices.of("a100-80", "v100", "host", memory_bytes=[part * needed, needed * 0.6, needed * 0.6])
+        s, least = Simulator(graph, devices), np.inf
+        for device in itertools.product(range(3), repeat=5):
+            for order in orders(graph):
+                t = s.timeline(device, order)
+                if t.seconds < least and (t.peak_bytes <= s.limits).all():
+                    least = t.seconds
+        if least < np.inf:
+            assert found("pesto", graph, devices).seconds == pytest.approx(least, rel=1e-9)
+        else:
+            with pytest.raises(sbp.PlanError, match="there is no placement of these ops that fits"):
+                found("pesto", graph, devices)
+
+
 @functools.cache
 def small_graphs() -> list[tuple[OpGraph, float]]:
     graphs = [sample_graph(seed, 8, DEVICES, apart=0.4) for seed in (3, 4)]
@@ -252,7 +271,7 @@ def test_bad_input_is_told_in_words() -> None:
     with pytest.raises(sbp.PlanError, match=r"give sbp\.Devices"):
         place(devices=["a100-80"])
     for name in sorted(LEARNED):
-        with pytest.raises(sbp.PlanError, match="steps=0.*at least 1"):
+        with pytest.raises(sbp.PlanError, match=r"steps=0.*at least 1"):
             place(solver=name, solver_options={"steps": 0})
     with pytest.raises(sbp.PlanError, match="run with"):
         place().run(w, x[:3])
@@ -279,7 +298,7 @@ def test_devices_without_a_cost_are_refused() -> None:
         sbp.Devices.by_speed(["a", "a"], **speeds)
     with pytest.raises(sbp.SbpError, match="did you mean"):
         sbp.Devices.of("a100")
-    with pytest.raises(sbp.PlanError, match="runs on none|can run on none"):
+    with pytest.raises(sbp.PlanError, match="can run on none"):
         OpGraph(("x",), np.array([[np.inf]]), (), np.zeros(1))
     with pytest.raises(sbp.PlanError, match="are for 1 devices, and there are 3"):
         Simulator(OpGraph(("x",), np.ones((1, 1)), (), np.zeros(1)), DEVICES)

@@ -100,8 +100,8 @@ class Placed:
     def __str__(self) -> str:
         t, n = self.timeline, len(self.graph)
         proven = f"; no placement takes less than {seconds_text(self.bound)}" if self.bound else ""
-        lines = [f"{self.function}: {n} ops on {len(self.devices)} devices by {self.solver!r}, {seconds_text(self.seconds)}"
-                 f" simulated{proven}"]  # fmt: skip
+        took = f"{seconds_text(self.seconds)} simulated{proven}"
+        lines = [f"{self.function}: {n} ops on {len(self.devices)} devices by {self.solver!r}, {took}"]
         wide = max(map(len, self.devices.names))
         for d, name in enumerate(self.devices.names):
             own = [v for v in t.order if t.device[v] == d]

@@ -12,10 +12,10 @@ from .graph import OpGraph, Tensor
 def coarsened(graph: OpGraph, most: int, together: Iterable[int] = ()) -> OpGraph:
     """The graph with at most so many ops, where its edges allow that.
 
-    First tensors ``together`` (by number) get maker and readers merged; then, while there are too many ops, the one that
-    takes least is merged with the neighbour that it exchanges most bytes with. Two ops are merged only if no way leads
-    from one to the other through a third, so the result has no circles. Ops that can run on different devices only are
-    not merged.
+    Tensors ``together`` (by number) get maker and readers merged at once. Then, while there are too many ops, the one
+    that takes least is merged with the neighbour that it exchanges most bytes with. Two ops are merged only if no way
+    leads from one to the other through a third, so the result has no circles. Ops that can run on different devices
+    only are not merged.
     """
     if most < 1:
         raise PlanError(f"ops={most}: a graph has at least one op")

@@ -58,8 +58,9 @@ class Devices:
                 rate, wait = self.bytes_per_second[a][b], self.latency_seconds[a][b]
                 if a != b and not (0 < rate and 0 <= wait < math.inf):
                     raise PlanError(
-                        f"no link from {self.names[a]!r} to {self.names[b]!r}: {rate:g} bytes a second after {wait:g} s; "
-                        "every two devices need a rate above zero and a finite latency (a way through a third counts)"
+                        f"no link from {self.names[a]!r} to {self.names[b]!r}: {rate:g} bytes a second after "
+                        f"{wait:g} s; every two devices need a rate above zero and a finite latency (a way through a "
+                        "third counts)"
                     )
         for what, given in (("memory_bytes", self.memory_bytes), ("jax_devices", self.jax_devices)):
             if given is not None and len(given) != n:

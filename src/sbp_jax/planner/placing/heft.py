@@ -13,8 +13,8 @@ from .task import Placing, PlacingTask, finished
 
 @register(
     "heft", family="placing", promises="none",
-    paper="Topcuoglu, Hariri, Wu: Performance-Effective and Low-Complexity Task Scheduling for Heterogeneous Computing, "
-    "IEEE TPDS 13(3), 2002, section 4.2",
+    paper="Topcuoglu, Hariri, Wu: Performance-Effective and Low-Complexity Task Scheduling for Heterogeneous "
+    "Computing, IEEE TPDS 13(3), 2002, section 4.2",
 )  # fmt: skip
 def heft(task: PlacingTask) -> Placing:
     """Devices in order of upward rank; arguments and results of ops on a device stay within its memory if possible."""
@@ -27,7 +27,7 @@ def heft(task: PlacingTask) -> Placing:
     room = s.limits.copy()
     for v in s.mean_order:
         best = None
-        for d in np.flatnonzero(s.possible[v]):
+        for d in map(int, np.flatnonzero(s.possible[v])):
             ready, sent, used = 0.0, dict[tuple[int, int], float](), link[:, d].copy()
             for k in g.reads[v]:
                 u = g.tensors[k].maker
@@ -37,7 +37,7 @@ def heft(task: PlacingTask) -> Placing:
                     when = used[e] = sent[k, d] = max(used[e], finish[u]) + s.costs[k][e][d]
                 ready = max(ready, when)
             at = _gap(busy[d], ready, g.seconds[v, d])
-            key = (bool(g.own_bytes[v] > room[d]), at + g.seconds[v, d], int(d))
+            key = (bool(g.own_bytes[v] > room[d]), at + g.seconds[v, d], d)
             if best is None or key < best[0]:
                 best = key, at, sent, used
         assert best is not None

@@ -1,10 +1,10 @@
 """Pesto: the best placement and order at once, proven.
 
 Hafeez, Sun, Gandhi and Liu, "Towards Optimal Placement and Scheduling of DNN Operations with Pesto", Middleware 2021,
-section 3: an integer program for where and when each op runs, links that send one tensor at a time, memory. Solved here by
-branch and bound on the same decisions. Branches add an op, on a device, to those that run, by ascending start. They are
-cut by what any rest needs: chains of ops with their transfers, and the work left, shared among devices at prices that a
-linear program sets; and by an earlier branch with the same ops done that is nowhere later.
+section 3: an integer program for where and when each op runs, links that send one tensor at a time, memory. Here the
+same decisions are searched by branch and bound. A branch adds an op, on a device, to those taken, by ascending start.
+It is cut by what any rest needs: chains of ops with their transfers, and the work left, shared among devices at prices
+that a linear program sets; and by an earlier branch with the same ops done that is nowhere later.
 """
 
 import numpy as np
@@ -34,15 +34,17 @@ def pesto(task: PlacingTask) -> Placing:
     most = task.options["most_ops"]
     if len(task.graph) > most:
         raise PlanError(
-            f"solver 'pesto' tries all placements and orders and is meant for graphs of up to {most} ops; this one has "
-            f"{len(task.graph)}. Merge more of them (ops={most}), raise solver_options={{'most_ops': ...}}, or take 'heft'"
+            f"solver 'pesto' tries all placements and orders and is meant for graphs of up to {most} ops; this one "
+            f"has {len(task.graph)}. Merge more of them (ops={most}), raise solver_options={{'most_ops': ...}}, or "
+            "use 'heft'"
         )
     search = _Search(task.simulator, task.options["nodes"])
     search.begin_with(task)
     search.branch(0, [0.0] * len(task.devices), [0.0] * len(task.devices) ** 2, 0.0)
-    if search.device is None:
-        raise PlanError("no placement of these ops fits in memory: add devices, or memory_bytes")
     is_proven = search.left > 0
+    if search.device is None:
+        told = "there is no" if is_proven else f"{task.options['nodes']} branches (solver_options 'nodes') met no"
+        raise PlanError(f"{told} placement of these ops that fits in memory: add devices, or memory_bytes")
     notes = () if is_proven else (f"not proven to be the best: {task.options['nodes']} branches did not suffice",)
     return Placing(search.device, search.order, search.best, search.best if is_proven else search.root_bound, notes)
 
@@ -63,6 +65,7 @@ class _Search:
         self.prices = _prices(g.seconds)
         finite = np.where(s.possible, g.seconds, np.inf)
         self.priced = [(finite * w).min(axis=1).tolist() for w in self.prices]
+        self.arguments = [[k for k, t in enumerate(g.tensors) if t.maker < 0 and v in t.readers] for v in range(len(g))]
         self.readers = [[k for k, t in enumerate(g.tensors) if t.maker == v] for v in range(len(g))]
 
     def begin_with(self, task: PlacingTask) -> None:
@@ -105,6 +108,8 @@ class _Search:
             if not done >> v & 1 and all(done >> u & 1 for u in g.before[v]):
                 for d in self.where[v]:
                     begin = starts[v][d]
+                    if self.s.is_tight and not self.has_room(v, d):
+                        continue
                     if self.exact_start(v, d, free, link) >= last * (1 - _SAME):
                         children.append((begin + self.seconds[v][d], begin, v, d))
         for _, _, v, d in sorted(children):
@@ -130,6 +135,21 @@ class _Search:
             self.placed[v], self.finish[v] = -1, 0.0
             for key in sent:
                 del self.arrived[key]
+
+    def has_room(self, v: int, d: int) -> bool:
+        """Whether a device's arguments, with an op's own and what it reads and makes, are within its memory.
+
+        So are the results that it holds to the end.
+        """
+        tensors, placed = self.g.tensors, self.placed
+        here = {k for u in [*self.taken, v] if u == v or placed[u] == d for k in self.arguments[u]}
+        held = sum([tensors[k].size_bytes for k in (*here, *self.g.reads[v], *self.readers[v])])
+        if held + float(self.g.scratch_bytes[v]) > self.s.limits[d]:
+            return False
+        for u in self.taken:
+            if placed[u] == d:
+                held += sum([tensors[k].size_bytes for k in self.readers[u] if tensors[k].is_result])
+        return held + float(self.g.scratch_bytes[v]) <= self.s.limits[d]
 
     def exact_start(self, v: int, d: int, free: list[float], link: list[float]) -> float:
         """When an op would begin that is taken next."""

@@ -62,11 +62,13 @@ class Simulator:
         self.costs = [devices.transfer_seconds(t.size_bytes).tolist() for t in graph.tensors]
         self._seconds = graph.seconds.tolist()
         self._inputs = [[(k, graph.tensors[k].maker, self.costs[k]) for k in ks] for ks in graph.reads]
-        self._steps = [
-            [(b, max((self.costs[k] for k in graph.reads[b] if graph.tensors[k].maker == a), key=lambda c: sum(map(sum, c))))
-             for b in graph.after[a]]
-            for a in range(len(graph))
-        ]  # fmt: skip
+        self._steps: list[list[tuple[int, list[list[float]]]]] = [[] for _ in range(len(graph))]
+        for b, inputs in enumerate(self._inputs):
+            largest: dict[int, list[list[float]]] = {}
+            for _, u, cost in inputs:
+                largest[u] = max(largest.get(u, cost), cost, key=lambda c: sum(map(sum, c)))
+            for u, cost in largest.items():
+                self._steps[u].append((b, cost))
         everything = sum(t.size_bytes for t in graph.tensors) + float(graph.scratch_bytes.max(initial=0.0))
         self.is_tight = bool(everything > self.limits.min())
         """Whether some placement may not fit."""
