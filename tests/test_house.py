@@ -67,8 +67,10 @@ PLANNER: dict[str, set[str]] = {
     "exposed": {"decide", "output"},
     "prepare": {"output"},
     "make": {"decide", "prepare", "exposed", "versions"},
-    "overlap": {"make"},
     "remat": {"make"},
+    "rewriting": {"catalogue"},
+    "rewrite": {"rewriting", "remat"},
+    "overlap": {"rewrite"},
     "meshes": {"memory", "pins"},
 }
 

@@ -35,7 +35,7 @@ _SETTINGS = (
 )  # fmt: skip
 _DECIDED = (
     "fingerprint", "placement", "inputs", "outputs", "signatures", "strategies", "nodes", "boxings", "recomputed",
-    "lowering",
+    "rewritten", "lowering",
 )  # fmt: skip
 _VERSIONED = ("sbp_jax", "jax", "jaxlib")
 
@@ -139,7 +139,7 @@ def facts_of(
 def digest(plan: PlanData) -> str:
     """What a plan decides, as a short text: not how long it took to make, or what is told of it."""
     data = plan.to_json()
-    decided = {k: data[k] for k in _DECIDED}
+    decided = {k: data.get(k) for k in _DECIDED}
     return hashlib.sha256(json.dumps(decided).encode()).hexdigest()[:16]
 
 

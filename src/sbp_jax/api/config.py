@@ -84,6 +84,12 @@ class AutoParallelConfig:
             the least sum of compute and boxing, in less time. Only with ``solver="ilp"`` and without OneFlow's weights.
         remat: "auto": where memory is short, the planner also chooses what of the forward part to make again in the
             backward part. None: what the function itself says (``jax.checkpoint``).
+        rewrite: a search for a program that computes the same and takes less, from ``sbp.planner.solvers().of("rewriting")``:
+            "taso" puts parallel products and convolutions together, changes the order of products, removes transposes
+            and concatenations. Each substitution is tested on random programs before it is used; results are equal but
+            for rounding. The plan's notes say what was done and what it saves; where nothing saves, the program stays.
+            Not with ``pipeline``. None: the program as it was written.
+        rewrite_options: the options of that search, by name, as ``print(sbp.planner.solvers()[name])`` lists them.
         lowering: what the plan becomes. "manual": one ``shard_map`` with every collective written out; XLA decides
             nothing, and ``plan.verify`` checks it. "gspmd": the plan's signatures as sharding constraints, and XLA's
             partitioner chooses the collectives between them; partial values stay explicit. There ``plan.verify``
@@ -121,6 +127,8 @@ class AutoParallelConfig:
     overlap: bool = True
     grad_accumulation: int = 1
     remat: Literal["auto"] | None = None
+    rewrite: str | None = None
+    rewrite_options: Mapping[str, bool | int | float | str] | None = field(default=None, hash=False)
     lowering: Lowering = "manual"
     cache: str | Path | None = None
     compiler_options: Mapping[str, bool | int | float | str | None] | None = field(default=None, hash=False)
@@ -138,6 +146,7 @@ class AutoParallelConfig:
                 raise PlanError(f"solver_options is a dict of options by name, got {self.solver_options!r}")
             method.checked(self.solver_options)
             object.__setattr__(self, "solver_options", dict(self.solver_options))
+        self._check_rewrite()
         defaults = {f.name: f.default for f in fields(AutoParallelConfig)}
         unbuilt = [name for name in ("grad_accumulation",) if getattr(self, name) != defaults[name]]
         if unbuilt:
@@ -181,6 +190,25 @@ class AutoParallelConfig:
             raise PlanError(f"memory_limit is bytes per device, more than 0; got {self.memory_limit!r}")
         if self.cluster is not None:
             get(self.cluster)  # raises for names that are not known
+
+    def _check_rewrite(self) -> None:
+        if self.rewrite_options is not None and not isinstance(self.rewrite_options, Mapping):
+            raise PlanError(f"rewrite_options is a dict of options by name, got {self.rewrite_options!r}")
+        if self.rewrite is None:
+            if self.rewrite_options:
+                raise PlanError(
+                    f"rewrite_options={dict(self.rewrite_options)!r} without a search that they are of: name it with "
+                    "rewrite='taso'"
+                )
+            return
+        lookup(self.rewrite, "rewriting").checked(self.rewrite_options)
+        if self.rewrite_options is not None:
+            object.__setattr__(self, "rewrite_options", dict(self.rewrite_options))
+        if self.pipeline is not None:
+            raise PlanError(
+                f"rewrite={self.rewrite!r} rewrites one program for all devices, and a pipeline cuts the step into "
+                "several: leave rewrite out with pipeline="
+            )
 
     @property
     def memory_limit_bytes(self) -> float | None:

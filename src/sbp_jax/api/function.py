@@ -21,7 +21,19 @@ from ..errors import PlanError
 from ..pipeline.cuts.marks import check_unmarked
 from ..placement import Placement, placement
 from ..plan import PlanData
-from ..planner import PinError, Request, best_of, candidates, compare_with_padding, hide_boxing, make_plan, plan_to_fit
+from ..planner import (
+    PinError,
+    Request,
+    as_rewritten,
+    best_of,
+    candidates,
+    compare_with_padding,
+    follow,
+    hide_boxing,
+    make_plan,
+    plan_or_rewrite,
+    plan_to_fit,
+)
 from ..shardings import PlacementLike
 from ..signature import Signature
 from ..step.compiler_options import check_options
@@ -234,13 +246,14 @@ class ParallelFunction:
                     return replace(request_on(where), prepared=prepared)
 
                 def plan_on(where: Placement) -> PlanData:
-                    return plan_to_fit(program, request_to_search(where), self._name)
+                    return plan_or_rewrite(program, request_to_search(where), self._name)
 
                 def search() -> PlanData:
                     found = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
                     compare_with_padding(
-                        program, found, request_on(found.placement), lambda p, asked: plan_to_fit(p, asked, self._name)
-                    )
+                        *as_rewritten(program, request_on(found.placement), found), found,
+                        lambda p, asked: plan_to_fit(p, asked, self._name),
+                    )  # fmt: skip
                     found = hide_boxing(program, found, request_to_search(found.placement), self._name)
                     found.options = self._config.plan_options()
                     return found
@@ -252,8 +265,11 @@ class ParallelFunction:
                 data = agreed.agree(asked, self._name, lambda: facts("to be made"), program, make)
             self._plans[same] = data
         origin = range(len(program.nodes))
+        if data.rewritten is not None:
+            program, origin = follow(program, data.rewritten)
         if data.recomputed is not None:
-            program, origin = recompute(program, data.recomputed.turn, data.recomputed.nodes)
+            program, of = recompute(program, data.recomputed.turn, data.recomputed.nodes)
+            origin = [origin[o] if o >= 0 else -1 for o in of]
         self._placement = data.placement  # for all shapes of arguments the same
         data.in_tree, data.out_tree = in_tree, out_tree
         plan = Plan.of(replace(data, lowering=self._config.lowering))

@@ -57,7 +57,7 @@ def _difference(given: PlanData, program: Program) -> str:
         for a, b in zip(there, here, strict=True):
             if a[1:] != b[1:]:
                 return f"{words} {b[0] or '(the only one)'} is {_text(*b[1:])}, in the plan it is {_text(*a[1:])}"
-    if given.recomputed is None and len(given.nodes) != len(program.nodes):
+    if given.recomputed is None and given.rewritten is None and len(given.nodes) != len(program.nodes):
         return f"The plan is of {len(given.nodes)} ops, this function has {len(program.nodes)}"
     return (
         "Arguments and results are alike: what differs is an op, a parameter of one, a constant, a weak type, which "

@@ -49,6 +49,8 @@ def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progres
         narrow_partial=config.narrow_partial,
         uneven=config.pad,
         remat=config.remat == "auto",
+        rewrite=config.rewrite,
+        rewrite_options=config.rewrite_options or {},
         zero_stage=config.zero_stage,
         prefer_less_memory=config.prefer_less_memory,
         wait_seconds=config.wait_time or 0.0,

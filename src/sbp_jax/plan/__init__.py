@@ -6,3 +6,4 @@ from .data import Lowering as Lowering
 from .data import Move as Move
 from .data import PlanData as PlanData
 from .data import Recomputed as Recomputed
+from .data import Rewritten as Rewritten

@@ -117,6 +117,18 @@ class Recomputed:
     nodes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """Substitutions that make the program that was planned of the traced one (``AutoParallelConfig(rewrite=...)``).
+
+    ``moves``: in order, the name of each and its places, as nodes of the program before it. ``fingerprint`` is that of
+    the program that they lead to.
+    """
+
+    moves: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
+    fingerprint: str
+
+
 @dataclass
 class PlanData:
     """What was decided for one function on one placement.
@@ -126,8 +138,8 @@ class PlanData:
     per step, memory in bytes per device. ``unruled``: the large ops that every device computes whole, as (primitive,
     "line: reason"); the notes say the same. ``timeline`` is what ``simulate`` needs besides, ``make_insight`` finds
     what reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML, ``options`` what the
-    configuration asked for beyond its defaults. With ``recomputed``, ``nodes`` are those of the program after
-    ``trace.recompute``.
+    configuration asked for beyond its defaults. With ``rewritten``, ``nodes`` are those of the program after its
+    substitutions; with ``recomputed``, after ``trace.recompute``, too.
     ``argument_names`` are what the function calls its arguments given by position, for reports: a leaf's path has their
     numbers.
     ``objective`` is what the search minimised, ``bound`` is proven for it. ``priced`` says which: "sum" is all compute
@@ -161,6 +173,7 @@ class PlanData:
     versions: dict[str, str] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     recomputed: Recomputed | None = None
+    rewritten: Rewritten | None = None
     lowering: Lowering = "manual"
     only_even: bool = False
     make_insight: Callable[[], Insight] = field(default=Insight, repr=False, compare=False)
@@ -294,6 +307,8 @@ class PlanData:
         data["timeline"] = self.timeline.to_json()
         data["insight"] = self.insight.to_json()
         data["recomputed"] = self.recomputed and asdict(self.recomputed)
+        if self.rewritten is not None:
+            data["rewritten"] = asdict(self.rewritten)
         data["lowering"] = self.lowering
         data["priced"] = self.priced
         data["only_even"] = self.only_even
@@ -332,6 +347,7 @@ class PlanData:
                 timeline=Timeline.from_json(data["timeline"]),
                 make_insight=_Given(insight),
                 recomputed=_recomputed(data["recomputed"]),
+                rewritten=_rewritten(data.get("rewritten")),
                 lowering=data.get("lowering", "manual"),
                 priced=data.get("priced", "sum"),
                 only_even=data.get("only_even", False),
@@ -398,6 +414,13 @@ def _statistics(x: Mapping[str, float]) -> dict[str, float]:
 
 def _recomputed(x: Mapping[str, Any] | None) -> Recomputed | None:
     return None if x is None else Recomputed(int(x["turn"]), tuple(x["nodes"]))
+
+
+def _rewritten(x: Mapping[str, Any] | None) -> Rewritten | None:
+    if x is None:
+        return None
+    moves = ((str(name), tuple(tuple(map(int, site)) for site in sites)) for name, sites in x["moves"])
+    return Rewritten(tuple(moves), str(x["fingerprint"]))
 
 
 def _leaf_json(leaf: Leaf) -> list[Any]:

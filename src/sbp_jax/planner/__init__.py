@@ -18,3 +18,6 @@ from .pins import pin_signature as pin_signature
 from .remat.search import plan_again as plan_again
 from .remat.search import plan_to_fit as plan_to_fit
 from .request import Request as Request
+from .rewrite import as_rewritten as as_rewritten
+from .rewrite import follow as follow
+from .rewrite import plan_or_rewrite as plan_or_rewrite

@@ -4,9 +4,10 @@ import time
 from dataclasses import replace
 
 from ..plan import PlanData
-from ..trace import Program, fingerprint, recompute
+from ..trace import Program, recompute
 from .make import make_plan
 from .request import Request
+from .rewrite import as_rewritten
 
 
 def hide_boxing(program: Program, plan: PlanData, request: Request, name: str = "function") -> PlanData:
@@ -18,6 +19,7 @@ def hide_boxing(program: Program, plan: PlanData, request: Request, name: str = 
     if not _may_gain(plan, request):
         return plan
     start = time.perf_counter()
+    program, request = as_rewritten(program, request, plan)
     pins, again = request.pins, plan.recomputed
     made, budget = program, request.budget
     if again is not None:
@@ -29,7 +31,7 @@ def hide_boxing(program: Program, plan: PlanData, request: Request, name: str = 
     if found is not plan:
         found.notes = [*found.notes, *(n for n in plan.notes if n.startswith(_KEPT))]
         found.recomputed = again
-        found.fingerprint = fingerprint(program)
+        found.fingerprint, found.rewritten = plan.fingerprint, plan.rewritten
         found.only_even = plan.only_even
         found.planning_seconds = plan.planning_seconds
         for part in ("build_seconds", "solve_seconds", "work"):
@@ -39,7 +41,7 @@ def hide_boxing(program: Program, plan: PlanData, request: Request, name: str = 
 
 
 # Notes that speak of the request, not of what was chosen.
-_KEPT = ("mesh ", "memory is short:", "to fit,", "time_limit", "the work that")
+_KEPT = ("mesh ", "rewrite: ", "memory is short:", "to fit,", "time_limit", "the work that")
 
 
 def _may_gain(plan: PlanData, request: Request) -> bool:

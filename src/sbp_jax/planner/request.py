@@ -49,6 +49,8 @@ class Request:
     trunk_algo: bool = True
     sbp_collector: bool = False
     remat: bool = False
+    rewrite: str | None = None
+    rewrite_options: Mapping[str, Any] = field(default_factory=dict)
     overlap: bool = False
     shorter_than: PlanData | None = None
     tell_smallest: bool = True

@@ -180,6 +180,8 @@ def _remarks(a: PlanData, b: PlanData) -> list[str]:
         )
     if a.recomputed != b.recomputed:
         found.append("the plans compute different values again in the backward part")
+    if a.rewritten != b.rewritten:
+        found.append("the plans are of different programs, of which at least one was rewritten")
     return found
 
 

@@ -91,7 +91,7 @@ def _uneven(shape: Sequence[int], signature: Signature, sizes: Sequence[int], pa
 
 
 def compare_with_padding(
-    program: Program, plan: PlanData, request: Request, make: Callable[[Program, Request], PlanData]
+    program: Program, request: Request, plan: PlanData, make: Callable[[Program, Request], PlanData]
 ) -> None:
     """Say in a plan without padding what padding would give, where dims that do not divide may cost a good part of it.
 

@@ -1,0 +1,159 @@
+"""Whether a substitution computes the same: tested on random small programs in float64, before it is admitted.
+
+TASO proves its generated substitutions with a theorem prover (SOSP 2019, section 3.2) after it has tested them on random
+inputs (section 2.1). Here a substitution is a function of shapes and parameters, and its instances are random programs;
+both sides are computed by numpy, in 64 bits whatever the program's types, so that no device is needed and a fault cannot
+hide in rounding.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.special
+
+from ...errors import PlanError
+from ...trace import Op, Program, Value, build
+from .apply import NoMatch, apply, places
+from .substitution import Substitution, lookup
+
+# As many instances for a proof, and so many for one that is made while planning.
+INSTANCES, QUICK_INSTANCES = 40, 12
+_TOLERANCE = 1e-9
+
+
+class Disproved(PlanError):
+    """A substitution does not compute the same."""
+
+
+def prove(substitution: Substitution, instances: int = INSTANCES, seed: int = 0) -> int:
+    """Apply a substitution to random programs, and compare what both compute in float64.
+
+    Returns how often it was applied. Raises ``Disproved`` with the first program for which results differ by more than
+    1e-9 of the largest one, in shape or in type, or where it fits in no program.
+    """
+    random = np.random.default_rng(seed)
+    applied = 0
+    for k in range(instances):
+        f, shapes = substitution.instance(random)
+        program = build(jax.make_jaxpr(f)(*shapes))
+        arrays = [_random(random, x) for x in shapes]
+        expected = evaluate(program, arrays)
+        for _, site in list(places(program, substitution)):
+            try:
+                changed, _ = apply(program, substitution, [tuple(op.index for op in site)])
+            except NoMatch as error:
+                raise Disproved(
+                    f"substitution {substitution.name!r} cannot be applied where it fits: {error}"
+                ) from None
+            applied += 1
+            found = evaluate(changed, arrays)
+            for op, before, x, y in zip(changed.output_ops, program.output_ops, found, expected, strict=True):
+                same = (op.ins[0].shape, op.ins[0].dtype) == (before.ins[0].shape, before.ins[0].dtype)
+                size = max(float(np.abs(y).max(initial=0.0)), 1.0)
+                if not same or x.shape != y.shape or not np.abs(x - y).max(initial=0.0) <= _TOLERANCE * size:
+                    text = "; ".join(map(str, program.graph.ops))
+                    raise Disproved(f"substitution {substitution.name!r} is wrong (instance {k}, seed {seed}): {text}")
+    if not applied:
+        raise Disproved(f"substitution {substitution.name!r} fitted in none of {instances} random programs")
+    return applied
+
+
+@functools.cache
+def admitted(name: str) -> Substitution:
+    """The substitution of a name, proven once in a process. Raises ``Disproved``."""
+    substitution = lookup(name)
+    prove(substitution, QUICK_INSTANCES)
+    return substitution
+
+
+def _random(random: np.random.Generator, shape: Any) -> np.ndarray:
+    return random.normal(size=shape.shape)
+
+
+def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """A program without control flow on numpy arrays, in 64 bits. ``KeyError`` for an op that is not known here."""
+    scope: dict[int, np.ndarray] = {op.outs[0].id: x for op, x in zip(program.input_ops, arrays, strict=True)}
+
+    def read(x: Any) -> np.ndarray:
+        return (
+            scope[x.id] if isinstance(x, Value) else np.asarray(x.literal, np.float64 if x.dtype.kind in "fV" else None)
+        )
+
+    for op in program.graph.ops:
+        assert isinstance(op, Op)
+        results = _OPS[op.name](*map(read, op.ins), **{"params": op.params} if op.name in _WITH_PARAMS else {})
+        results = results if op.primitive.multiple_results else [results]
+        scope.update((v.id, np.asarray(y)) for v, y in zip(op.outs, results, strict=True))
+    return [read(op.ins[0]) for op in program.output_ops]
+
+
+def _dot(x: np.ndarray, y: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+    (l_sum, r_sum), (l_batch, r_batch) = params["dimension_numbers"]
+    left, right = list(range(x.ndim)), list(range(x.ndim, x.ndim + y.ndim))
+    for i, j in (*zip(l_sum, r_sum, strict=True), *zip(l_batch, r_batch, strict=True)):
+        right[j] = left[i]
+    out = [left[i] for i in l_batch] + [d for i, d in enumerate(left) if i not in (*l_sum, *l_batch)]
+    return np.einsum(x, left, y, right, out + [d for i, d in enumerate(right) if i not in (*r_sum, *r_batch)])
+
+
+def _conv(x: np.ndarray, k: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+    """A convolution without groups, as a sum over the window's positions."""
+    numbers = params["dimension_numbers"]
+    x, k = x.transpose(numbers.lhs_spec), k.transpose(numbers.rhs_spec)
+    padding, strides, dilation = params["padding"], params["window_strides"], params["rhs_dilation"]
+    spread = np.zeros(
+        (*x.shape[:2], *((n - 1) * d + 1 for n, d in zip(x.shape[2:], params["lhs_dilation"], strict=True)))
+    )
+    spread[(..., *(slice(None, None, d) for d in params["lhs_dilation"]))] = x
+    x = np.pad(spread, [(0, 0), (0, 0), *padding])
+    reach = [(n - 1) * d + 1 for n, d in zip(k.shape[2:], dilation, strict=True)]
+    shape = [max(0, (n - r) // s + 1) for n, r, s in zip(x.shape[2:], reach, strides, strict=True)]
+    y = np.zeros((x.shape[0], k.shape[0], *shape))
+    for at in itertools.product(*map(range, k.shape[2:])):
+        place = [slice(i * d, i * d + (n - 1) * s + 1 if n else 0, s)
+                 for i, d, n, s in zip(at, dilation, shape, strides, strict=True)]  # fmt: skip
+        y += np.einsum("nc...,oc->no...", x[(..., *place)], k[(slice(None), slice(None), *at)])
+    return y.transpose(np.argsort(numbers.out_spec))
+
+
+def _broadcast(x: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+    shape = [1] * len(params["shape"])
+    for d, n in zip(params["broadcast_dimensions"], x.shape, strict=True):
+        shape[d] = n
+    return np.broadcast_to(x.reshape(shape), params["shape"])
+
+
+def _slice(x: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
+    strides = params["strides"] or (1,) * x.ndim
+    return x[tuple(map(slice, params["start_indices"], params["limit_indices"], strides))]
+
+
+def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    return np.choose(which.astype(int), cases)
+
+
+_SHAPES: dict[str, Callable[..., Any]] = {
+    "dot_general": _dot,
+    "conv_general_dilated": _conv,
+    "broadcast_in_dim": _broadcast,
+    "slice": _slice,
+    "transpose": lambda x, params: x.transpose(params["permutation"]),
+    "concatenate": lambda *x, params: np.concatenate(x, params["dimension"]),
+    "split": lambda x, params: np.split(x, np.cumsum(params["sizes"])[:-1], params["axis"]),
+    "reshape": lambda x, params: x.reshape(params["new_sizes"]),
+    "squeeze": lambda x, params: x.squeeze(tuple(params["dimensions"])),
+    "expand_dims": lambda x, params: np.expand_dims(x, tuple(params["dimensions"])),
+    "integer_pow": lambda x, params: x ** params["y"],
+    "convert_element_type": lambda x, params: x.astype(np.float64),
+}
+_WITH_PARAMS = _SHAPES.keys()
+_OPS: dict[str, Callable[..., Any]] = _SHAPES | {
+    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum,
+    "min": np.minimum, "neg": np.negative, "exp": np.exp, "tanh": np.tanh, "logistic": scipy.special.expit,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt, "gt": np.greater, "lt": np.less, "select_n": _select,
+    "square": np.square,
+}  # fmt: skip

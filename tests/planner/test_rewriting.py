@@ -1,0 +1,369 @@
+"""Rewritten programs: every substitution is proven, steps give the same numbers, and what TASO keeps costs less."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sbp_jax as sbp
+from sbp_jax.planner.rewriting import Move, NoMatch, apply, replay
+from sbp_jax.planner.rewriting.apply import places
+from sbp_jax.planner.rewriting.proof import Disproved, evaluate, prove
+from sbp_jax.planner.rewriting.substitution import Change, Substitution, lookup, substitutions
+from sbp_jax.planner.rewriting.taso import taso
+from sbp_jax.trace import Program, build, fingerprint
+
+Arrays = dict[str, Any]
+
+
+@pytest.mark.parametrize("name", list(substitutions()))
+def test_every_substitution_is_proven_on_random_programs(name: str) -> None:
+    assert prove(lookup(name), instances=120, seed=1) >= 120
+
+
+def wrong(known: Substitution, make: Callable[[Change], Callable[..., Any]]) -> Substitution:
+    def change(scope: Any, site: Any) -> Change | None:
+        found = known.change(scope, site)
+        return None if found is None else replace(found, make=make(found))
+
+    return replace(known, change=change)
+
+
+def test_a_wrong_substitution_is_refused() -> None:
+    parallel = lookup("parallel products")
+    with pytest.raises(Disproved, match=r"'parallel products' is wrong \(instance \d+, seed 0\): .*dot_general"):
+        prove(wrong(parallel, lambda c: lambda *x: [2 * y for y in c.make(*x)]))
+    swapped = wrong(lookup("transpose of a product"), lambda c: lambda x, y: [jnp.zeros(c.gives[0].shape, x.dtype)])
+    with pytest.raises(Disproved):
+        prove(swapped)
+    longer = wrong(lookup("merged concatenations"), lambda c: lambda *x: [lax.concatenate([*x, x[0]], 0)])
+    with pytest.raises((Disproved, TypeError)):
+        prove(longer)
+    other = wrong(parallel, lambda c: lambda *x: [y.astype(jnp.int32) for y in c.make(*x)])
+    with pytest.raises(Disproved, match="cannot be applied where it fits"):
+        prove(other)
+    with pytest.raises(Disproved, match="fitted in none of 5 random programs"):
+        prove(replace(parallel, find=lambda scope: ()), instances=5)
+
+
+def attention(w: Arrays, x: Any) -> Any:
+    q, k, v = (x @ w[name] for name in "qkv")
+    weights = jax.nn.softmax(q @ jnp.swapaxes(k, -1, -2) / 8.0)
+    return (weights @ v) @ w["o"]
+
+
+def conv(x: Any, kernel: Any) -> Any:
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def inception(w: Arrays, x: Any) -> Any:
+    a, b, c, d = (jax.nn.relu(conv(x, w[name])) for name in "abcd")
+    return jnp.concatenate([a, conv(b, w["b3"]), conv(c, w["c5"]), d], -1)
+
+
+def transposed(w: Arrays, x: Any) -> Any:
+    h = jnp.tanh((w["a"].T @ x.T).T) + 1.0
+    return ((h.T * 2.0).T @ w["b"]).T.T
+
+
+def siamese(w: Arrays, x: Any) -> Any:
+    """Both sides through the same weights, products in a wasteful order, a loop over layers."""
+    left, right = (x + 1.0) @ w["a"], (x - 1.0) @ w["a"]
+    both = jnp.concatenate([left, right], -1)
+    left, right = jnp.split(both, 2, -1)
+    y = ((left * right) @ w["b"]) @ w["b"].T[:, :1]
+
+    def layer(h: Any, u: Any) -> Any:
+        return jnp.tanh(h @ u["p"] + h @ u["q"]), h @ u["p"][:, :2]
+
+    h, stacked = lax.scan(layer, x, w["layers"])
+    return y.sum() + h @ w["a"], stacked
+
+
+def train(f: Callable[..., Any]) -> Callable[..., Any]:
+    def step(w: Arrays, x: Any) -> tuple[Arrays, Any]:
+        def loss(w: Arrays) -> Any:
+            return sum(jnp.mean(y**2) for y in jax.tree.leaves(f(w, x)))
+
+        value, grads = jax.value_and_grad(loss)(w)
+        return jax.tree.map(lambda a, g: a - 0.1 * g, w, grads), value
+
+    return step
+
+
+SHAPES: dict[str, tuple[Callable[..., Any], Any, tuple[int, ...]]] = {
+    "attention": (attention, dict.fromkeys("qkvo", (16, 16)), (8, 4, 16)),
+    "inception": (
+        inception,
+        {
+            "a": (1, 1, 4, 8),
+            "b": (1, 1, 4, 3),
+            "c": (1, 1, 4, 2),
+            "d": (1, 1, 4, 4),
+            "b3": (3, 3, 3, 4),
+            "c5": (5, 5, 2, 4),
+        },
+        (8, 5, 5, 4),
+    ),
+    "transposed": (transposed, {"a": (8, 16), "b": (16, 8)}, (16, 8)),
+    "siamese": (siamese, {"a": (8, 8), "b": (8, 8), "layers": {"p": (3, 8, 8), "q": (3, 8, 8)}}, (16, 8)),
+}
+
+
+def arrays(shapes: Any, dtype: Any) -> Any:
+    random = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda s: (random.normal(size=s) / 3).astype(dtype), shapes, is_leaf=lambda x: isinstance(x, tuple)
+    )
+
+
+def compare(ours: Any, expected: Any, tolerance: float) -> None:
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        size = float(np.abs(np.asarray(b, np.float64)).max(initial=0.0)) + 1e-3
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=tolerance * size)
+
+
+def block(w: Arrays, x: Any) -> Any:
+    """Many substitutions fit here."""
+    left, right = (x @ w["a"]).T, x @ w["b"]
+    both = lax.concatenate([lax.concatenate([right, right * 2.0], 1), left.T], 1)
+    y = (jnp.tanh(left) * 2.0).T + right @ w["a"] + x @ w["b"]
+    return y + both[:, 2:6], (both @ w["tall"]) @ w["tall"].T[:, :1]
+
+
+def test_every_site_alone_leaves_a_programs_numbers() -> None:
+    random = np.random.default_rng(0)
+    shapes = {"a": (4, 4), "b": (4, 4), "tall": (12, 9)}, (5, 4)
+    closed = jax.make_jaxpr(lambda w, x: block(w, x))(*map(shapes_of, shapes))
+    program = build(closed)
+    inputs = [random.normal(size=op.outs[0].shape) for op in program.input_ops]
+    expected, applied = evaluate(program, inputs), set()
+    for name, substitution in substitutions().items():
+        for _, site in list(places(program, substitution)):
+            changed, _ = apply(program, substitution, [tuple(op.index for op in site)])
+            for x, y in zip(evaluate(changed, inputs), expected, strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+            applied.add(name)
+    assert len(applied) >= 8, applied
+
+
+@pytest.mark.parametrize("is_wide", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize("trained", [False, True], ids=["forward", "trained"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_rewritten_step_gives_the_same_numbers(
+    name: str, trained: bool, is_wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner is made to take the program after as many substitutions as there are."""
+    from sbp_jax.planner import rewrite
+
+    f, shapes, batch = SHAPES[name]
+    g = train(f) if trained else f
+    monkeypatch.setattr(rewrite, "_SAVED", -np.inf)
+    monkeypatch.setattr(rewrite, "_greedy_seconds", lambda program, request: liked(program))
+    with jax.enable_x64(is_wide):
+        dtype = np.float64 if is_wide else np.float32
+        w, x = arrays(shapes, dtype), arrays(batch, dtype)
+        where = sbp.placement("cpu", np.arange(8).reshape(2, 4), ("a", "b"))
+        config = sbp.AutoParallelConfig(rewrite="taso", rewrite_options={"steps": 12}, effort="quick")
+        step = sbp.auto_parallel(g, placement=where, config=config)
+        ours, expected = step(w, x), jax.jit(g)(w, x)
+        compare(ours, expected, 1e-12 if is_wide else 2e-5)
+        assert step.plan(w, x).rewritten is not None
+
+
+def liked(program: Program) -> float:
+    """Of programs the one with the most concatenations and the fewest transposes costs least."""
+    names = [op.name for op in program.nodes]
+    return 1.001 ** (100 * names.count("transpose") - 50 * names.count("concatenate") + len(names))
+
+
+ABSTRACT = sbp.placement.abstract((8,), cluster="a100-80")
+
+
+def shapes_of(tree: Any) -> Any:
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, np.float32), tree, is_leaf=lambda x: isinstance(x, tuple))
+
+
+LARGE = (
+    {"a": (1, 1, 192, 64), "b": (1, 1, 192, 96), "c": (1, 1, 192, 16), "d": (1, 1, 192, 32), "b3": (3, 3, 96, 128),
+     "c5": (5, 5, 16, 32)},
+    (128, 28, 28, 192),
+)  # fmt: skip
+
+
+def planned(
+    f: Callable[..., Any], shapes: Any, batch: Any, where: sbp.Placement = ABSTRACT, **options: Any
+) -> sbp.Plan:
+    given = {k: options.pop(k) for k in ("donate_argnums", "in_sbp") if k in options}
+    config = sbp.AutoParallelConfig(**options)
+    return sbp.plan(f, shapes_of(shapes), shapes_of(batch), placement=where, config=config, **given)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_taso_lowers_the_cost_of_inceptions_block(overlap: bool) -> None:
+    before = planned(inception, *LARGE, overlap=overlap)
+    after = planned(inception, *LARGE, overlap=overlap, rewrite="taso")
+    assert after.objective < 0.9 * before.objective
+    (note,) = [n for n in after.notes if n.startswith("rewrite")]
+    assert re.search(
+        r"1 x parallel convolutions in test_rewriting.py:\d+ \(conv\): [\d.]+ .s -> [\d.]+ .s, \d+ programs", note
+    )
+    assert after.fingerprint == before.fingerprint and before.rewritten is None and after.rewritten is not None
+    again = planned(inception, *LARGE, overlap=overlap, rewrite="taso")
+    assert again.rewritten == after.rewritten and again.objective == after.objective
+    assert after.statistics["programs_priced"] <= 60
+    one = planned(inception, *LARGE, overlap=overlap, rewrite="taso", rewrite_options={"steps": 1})
+    assert one.rewritten is None and one.objective == before.objective
+
+
+def test_it_is_off_by_default_and_leaves_what_it_cannot_better() -> None:
+    assert sbp.AutoParallelConfig().rewrite is None
+    plan = planned(inception, *LARGE)
+    assert plan.rewritten is None and not any("rewrite" in n for n in plan.notes)
+    w, x = {"a": (64, 64)}, (64, 64)
+    plain, asked = (planned(lambda w, x: jnp.tanh(x @ w["a"]), w, x, rewrite=name) for name in (None, "taso"))
+    assert asked.rewritten is None and asked.objective == plain.objective
+    assert any(n.startswith("rewrite: no program that is cheaper was found") for n in asked.notes)
+
+
+def test_pins_are_kept() -> None:
+    """A product whose result is pinned is cut out of the fused one, and pinned as it was."""
+
+    def f(w: Arrays, x: Any) -> Any:
+        a = sbp.to_global(x @ w["a"], sbp="B")
+        return a * 2.0, x @ w["b"]
+
+    shapes, batch = {"a": (512, 64), "b": (512, 64)}, (8192, 512)
+    before = planned(f, shapes, batch, in_sbp=(None, "S(0)"))
+    after = planned(f, shapes, batch, in_sbp=(None, "S(0)"), rewrite="taso")
+    for plan in (before, after):
+        assert [str(x.signature) for x in plan.inputs if x.path == "1"] == ["S(0)"]
+    assert after.objective <= before.objective
+
+
+def test_a_rewritten_plan_is_saved_loaded_cached_and_given(tmp_path: Any) -> None:
+    where = sbp.placement("cpu", np.arange(8), ("a",))
+    f, shapes, batch = SHAPES["attention"]
+    config = sbp.AutoParallelConfig(rewrite="taso", cluster="a100-80", cache=tmp_path / "cache")
+    w, x = arrays(dict.fromkeys("qkvo", (128, 128)), np.float32), arrays((64, 64, 128), np.float32)
+    del shapes, batch
+    step = sbp.auto_parallel(f, placement=where, config=config)
+    plan = step.plan(w, x)
+    assert plan.rewritten is not None and plan.verify()
+    expected = jax.jit(f)(w, x)
+    compare(step(w, x), expected, 1e-4)
+    plan.save(tmp_path / "plan.json")
+    loaded = sbp.Plan.load(tmp_path / "plan.json")
+    assert loaded.rewritten == plan.rewritten
+    compare(sbp.auto_parallel(f, placement=where, plan=loaded)(w, x), expected, 1e-4)
+    again = sbp.auto_parallel(f, placement=where, config=config).plan(w, x)
+    assert again.statistics.get("from_cache") == 1.0 and again.rewritten == plan.rewritten
+    broken = replace(loaded, rewritten=replace(plan.rewritten, fingerprint="0"))
+    with pytest.raises(sbp.PlanError, match="lead to another program"):
+        sbp.auto_parallel(f, placement=where, plan=broken)(w, x)
+    gspmd = sbp.AutoParallelConfig(rewrite="taso", cluster="a100-80", lowering="gspmd")
+    compare(sbp.auto_parallel(f, placement=where, config=gspmd)(w, x), expected, 1e-4)
+
+
+def program_of(f: Callable[..., Any], *shapes: tuple[int, ...]) -> Program:
+    return build(jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(s, np.float32) for s in shapes)))
+
+
+def fits(f: Callable[..., Any], *shapes: tuple[int, ...]) -> dict[str, int]:
+    program = program_of(f, *shapes)
+    found = {name: len(list(places(program, s))) for name, s in substitutions().items()}
+    return {name: n for name, n in found.items() if n}
+
+
+def test_what_is_not_alike_is_left_alone() -> None:
+    assert fits(lambda x, a, b: (x @ a, (x.astype(np.float16) @ b.astype(np.float16))), (4, 4), (4, 4), (4, 4)) == {}
+    high = lax.Precision.HIGHEST
+    assert fits(lambda x, a, b: (x @ a, jnp.matmul(x, b, precision=high)), (4, 4), (4, 4), (4, 4)) == {}
+
+    def strided(x: Any, k: Any, m: Any) -> Any:
+        return lax.conv(x, k, (1, 1), "VALID"), lax.conv(x, m, (2, 2), "VALID")
+
+    assert fits(strided, (1, 2, 5, 5), (3, 2, 1, 1), (3, 2, 1, 1)) == {}
+
+    def grouped(x: Any, k: Any, m: Any) -> Any:
+        return tuple(lax.conv_general_dilated(x, y, (1, 1), "VALID", feature_group_count=2) for y in (k, m))
+
+    assert fits(grouped, (1, 2, 5, 5), (4, 1, 1, 1), (4, 1, 1, 1)) == {}
+    assert fits(lambda x, y: lax.concatenate([x[2:], x[:2], y], 0), (4,), (4,)) == {}
+    assert fits(lambda x, a, b: (x @ a) @ b, (2, 4), (4, 8), (8, 4)) == {}, "in that order it is the cheapest"
+    assert fits(lambda x, a, b: (x @ a, (x + 1.0) @ b), (4, 4), (4, 4), (4, 4)) == {}
+
+
+def test_products_that_wait_for_each_other_are_not_put_together() -> None:
+    program = program_of(lambda x, a: x @ jnp.tanh(x @ a), (4, 4), (4, 4))
+    parallel = lookup("parallel products")
+    sites = [tuple(op.index for op in site) for _, site in places(program, parallel)]
+    assert sites
+    with pytest.raises(NoMatch, match="hangs on each other"):
+        apply(program, parallel, sites)
+    found = taso(program, lambda p, origin: float(len(p.nodes)), {"steps": 5, "alpha": 2.0})
+    assert found.moves == ()
+
+
+def test_effects_stay_once_and_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    def f(x: Any, a: Any, b: Any) -> Any:
+        y = x @ a
+        jax.debug.print("first {}", y[0, 0], ordered=True)
+        z = x @ b
+        jax.debug.print("second {}", z[0, 0], ordered=True)
+        return y + z
+
+    program = program_of(f, (4, 4), (4, 4), (4, 4))
+    parallel = lookup("parallel products")
+    ((_, site),) = list(places(program, parallel))
+    changed, _ = apply(program, parallel, [tuple(op.index for op in site)])
+    kept = [[op.params["once"].params["fmt"] for op in p.nodes if op.has_effect] for p in (program, changed)]
+    assert kept[0] == kept[1] and len(kept[0]) == 2
+
+
+def test_moves_are_replayed_or_refused() -> None:
+    program = program_of(lambda x, a, b, c: (x @ a, x @ b, x @ c), (4, 4), (4, 4), (4, 2), (4, 3))
+    found = taso(
+        program, lambda p, origin: sum(op.name == "dot_general" for op in p.nodes), {"steps": 20, "alpha": 1.05}
+    )
+    assert found.seconds == 1 and found.before == 3
+    made, origin = replay(program, found.moves, fingerprint(found.program))
+    assert fingerprint(made) == fingerprint(found.program) and list(origin) == list(found.origin)
+    assert [origin[op.index] for op in made.input_ops] == [op.index for op in program.input_ops]
+    with pytest.raises(NoMatch, match="to arguments, results or boundaries"):
+        replay(program, [Move("parallel products", ((0, 1),))])
+    with pytest.raises(NoMatch, match="does not fit at node"):
+        replay(program, [Move("merged concatenations", ((4,),))])
+    with pytest.raises(NoMatch, match="nodes that the program does not have"):
+        replay(program, [Move("parallel products", ((4, 500),))])
+    with pytest.raises(sbp.PlanError, match=r"substitution 'x' is not known; possible: 'parallel products'"):
+        replay(program, [Move("x", ())])
+
+
+def test_bad_input_is_told_in_words() -> None:
+    def config(**given: Any) -> Any:
+        return sbp.AutoParallelConfig(**given)
+
+    with pytest.raises(sbp.PlanError, match=r"'tasso' is not known; did you mean 'taso'\? Possible: 'taso'"):
+        config(rewrite="tasso")
+    with pytest.raises(sbp.PlanError, match=r"'ilp' decides the signature of every value.*solver='ilp'"):
+        config(rewrite="ilp")
+    with pytest.raises(sbp.PlanError, match=r"'taso' decides the graph itself.*rewrite='taso'"):
+        config(solver="taso")
+    with pytest.raises(sbp.PlanError, match=r"steps=0 of .*'taso'.*at least 1"):
+        config(rewrite="taso", rewrite_options={"steps": 0})
+    with pytest.raises(sbp.PlanError, match=r"alpha=0.5 of .*'taso'"):
+        config(rewrite="taso", rewrite_options={"alpha": 0.5})
+    with pytest.raises(sbp.PlanError, match="rewrite_options is a dict"):
+        config(rewrite="taso", rewrite_options=3)
+    with pytest.raises(sbp.PlanError, match="name it with rewrite='taso'"):
+        config(rewrite_options={"steps": 3})
+    with pytest.raises(sbp.PlanError, match="leave rewrite out with pipeline="):
+        config(rewrite="taso", pipeline=sbp.Pipeline(stages=2, microbatches=2))
