@@ -20,7 +20,7 @@ from .optimize.small_graphs import cheapest, problem
 
 METHODS = [name for name in sbp.planner.solvers().of("signatures") if name != "exhaustive"]
 OWN = ("data_parallel", "exhaustive", "ilp", "dp", "one_device", "random")  # not published
-FREE = [name for name in METHODS if name != "gspmd"]  # which needs pins
+FREE = [name for name in METHODS if name not in ("gspmd", "neo")]  # which need pins, and tables
 
 
 class _Nothing:
@@ -272,3 +272,21 @@ def test_the_list_says_what_each_method_is() -> None:
     with pytest.raises(sbp.PlanError, match="family 'x' is not known"):
         listed.of("x")
     assert replace(listed["ilp"], name="b").name == "b"
+
+
+def test_neo_cuts_the_tables_and_leaves_all_else_to_the_exact_search() -> None:
+    case = zoo.build("dlrm")
+    where = sbp.placement.abstract((8,), cluster="a100-80")
+
+    def planned(solver: str) -> sbp.Plan:
+        config = sbp.AutoParallelConfig(solver=solver, overlap=False)
+        return sbp.plan(
+            case.step, case.abstract_state(), case.batch(0), placement=where, donate_argnums=0, config=config
+        )  # fmt: skip
+
+    neo, exact = planned("neo"), planned("ilp")
+    assert exact.bound * (1 - 1e-9) <= neo.objective <= 1.5 * exact.objective
+    assert any("tables cut: " in note and "table" in note for note in neo.notes)
+    with pytest.raises(sbp.PlanError, match=r"no parameter of this program is looked up in by integers"):
+        case = zoo.build("mlp")
+        planned("neo")

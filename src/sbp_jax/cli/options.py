@@ -10,7 +10,8 @@ from .base import add_traceback
 # ``sbp.planner.solvers().of("signatures")``, which to ask would take seconds; a test compares them.
 SOLVERS = (
     "accpar", "alpa", "auto_map", "automap", "data_parallel", "double_recursive", "dp", "exhaustive",
-    "flexflow", "greedy", "gspmd", "ilp", "megatron", "optcnn", "pase", "roc", "tensoropt", "tofu", "zero2", "zero3",
+    "flexflow", "greedy", "gspmd", "ilp", "megatron", "neo", "optcnn", "pase", "roc", "tensoropt", "tofu", "zero2",
+    "zero3",
 )  # fmt: skip
 
 

@@ -93,8 +93,8 @@ def _planned(program: Program, plan: PlanData, found: Rewriting, request: Reques
     made.fingerprint = fingerprint(program)
     told = "; ".join(_told(program, found.moves))
     made.notes.append(
-        f"rewrite: {told}: {seconds_text(plan.objective)} -> {seconds_text(made.objective)}, {found.priced} programs priced; "
-        "the bound is of this program, not of all that equal it"
+        f"rewrite: {told}: {seconds_text(plan.objective)} -> {seconds_text(made.objective)}, {found.priced} programs "
+        "priced; the bound is of this program, not of all that equal it"
     )
     return made
 

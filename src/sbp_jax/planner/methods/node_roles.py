@@ -19,7 +19,7 @@ Counts = tuple[int | None, tuple[int, ...], bool]
 class Leaf:
     """One value where it is stored or read: the problem's node that decides it, its code by the node's choice.
 
-    ``batch``: its dim that counts examples.
+    ``batch``: its dim that counts examples. ``is_table``: whether rows of it are looked up (a gather).
     """
 
     node: int
@@ -27,6 +27,7 @@ class Leaf:
     shape: tuple[int, ...]
     codes: tuple[Code, ...]
     batch: int | None = None
+    is_table: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def node_roles(
     """Roles by node. ``pins``: the indices of the ops that users pinned; ``batch``: which dims count examples."""
     batch = batch or Examples()
     program = decisions.program
+    consumers = program.consumers()
 
     def label_of(i: int) -> str:
         return named(program.input_ops[i].label, program.argument_names)
@@ -92,7 +94,15 @@ def node_roles(
         node = decisions.class_of[decisions.clustering.cluster_of[op.index]]
         ways = decisions.representative[node].strategies
         value = op.outs[0]
-        return Leaf(node, label_of(i), value.shape, tuple(s.outs[0] for s in ways), batch.dims.get(value.id))
+        codes = tuple(s.outs[0] for s in ways)
+        return Leaf(node, label_of(i), value.shape, codes, batch.dims.get(value.id), is_looked_up(value))
+
+    def is_looked_up(value: Value) -> bool:
+        readers = consumers.get(value.id, ())
+        return any(
+            (op.name == "gather" and at == 0) or (op.name == "convert_element_type" and is_looked_up(op.outs[0]))
+            for op, at in readers
+        )
 
     leaves = {i: argument(i) for i in range(len(program.input_ops) - len(program.constants))}
     gradients = {

@@ -1,6 +1,6 @@
 """Placing whole ops on unlike devices: the graph, the devices, the simulator, and a method in each file."""
 
-from . import baselines, dnn_partitioning, ftpipe, heft, pesto, regal
+from . import baselines, dnn_partitioning, ftpipe, heft, neo_tables, pesto, regal
 from .devices import Devices as Devices
 from .from_program import Placeable as Placeable
 from .from_program import placeable as placeable

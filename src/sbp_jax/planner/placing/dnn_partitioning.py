@@ -3,9 +3,9 @@
 Tarnawski, Phanishayee, Devanur, Mahajan and Nina Paravecino, "Efficient Algorithms for Device Placement of DNN Graph
 Operators", NeurIPS 2020, arXiv:2006.16423, section 5.1. An ideal is a set of ops that holds all that its ops read;
 the ops of one device are the difference of two ideals. Devices take their turns in any order, for they are unlike. A
-device's load is the seconds of its ops and of the bytes that enter and leave it; the paper, for pipelines, minimises the
-largest load. One run through the graph may want less: the least sum of loads is found too, and the better one in the
-simulated run is kept. For graphs with too many ideals the paper orders the ops in a line.
+device's load is the seconds of its ops and of the bytes that enter and leave it; the paper, for pipelines, minimises
+the largest load. One run through the graph may want less: the least sum of loads is found too, and the better one in
+the simulated run is kept. For graphs with too many ideals the paper orders the ops in a line.
 """
 
 import numpy as np

@@ -2,9 +2,9 @@
 
 Eliad, Hakimi, De Jagger, Silberstein and Schuster, "Fine-tuning giant neural networks on commodity hardware with
 automatic pipeline model parallelism", USENIX ATC 2021 ("Mixed-pipe"). The graph is merged into blocks, several for
-each device, that need not be neighbours; the longest block goes first, to the device that is least busy with it (LPT); then
-blocks change devices where that sends fewer bytes and no device gets busier than the busiest was. As there, several
-numbers of blocks are tried.
+each device, that need not be neighbours; the longest block goes first, to the device that is least busy with it (LPT);
+then blocks change devices where that sends fewer bytes and no device gets busier than the busiest was. As there,
+several numbers of blocks are tried.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """Whether a substitution computes the same: tested on random small programs in float64, before it is admitted.
 
-TASO proves its generated substitutions with a theorem prover (SOSP 2019, section 3.2) after it has tested them on random
-inputs (section 2.1). Here a substitution is a function of shapes and parameters, and its instances are random programs;
-both sides are computed by numpy, in 64 bits whatever the program's types, so that no device is needed and a fault cannot
-hide in rounding.
+TASO proves its generated substitutions with a theorem prover (SOSP 2019, section 3.2) after it has tested them on
+random inputs (section 2.1). Here a substitution is a function of shapes and parameters, and its instances are random
+programs; both sides are computed by numpy, in 64 bits whatever the program's types, so that no device is needed and a
+fault cannot hide in rounding.
 """
 
 import functools

@@ -2,8 +2,9 @@
 
 Jia et al., "TASO: Optimizing Deep Learning Computation with Automatic Generation of Graph Substitutions", SOSP 2019,
 section 5 and algorithm 2, after Jia et al., "Optimizing DNN Computation with Relaxed Graph Substitutions" (MetaFlow),
-MLSys 2019, section 4: of the programs found the cheapest is taken from a queue, every substitution is applied to it, and
-what costs less than alpha times the cheapest known is queued, so that a step for the worse may lead to one for the better.
+MLSys 2019, section 4: of the programs found the cheapest is taken from a queue, every substitution is applied to it,
+and what costs less than alpha times the cheapest known is queued, so that a step for the worse may lead to one for the
+better.
 
 Where layers repeat a substitution is applied to all places that look alike at once, and to all places at once: layers
 that were alike are alike afterwards, and the planner decides them together.
@@ -54,8 +55,8 @@ class _Found:
 
 @register(
     "taso", family="rewriting", decides="which products, convolutions, concatenations and transposes become others",
-    paper="Jia et al.: TASO: Optimizing Deep Learning Computation with Automatic Generation of Graph Substitutions, SOSP "
-    "2019, section 5; the substitutions are those of the library, tested on random programs",
+    paper="Jia et al.: TASO: Optimizing Deep Learning Computation with Automatic Generation of Graph Substitutions, "
+    "SOSP 2019, section 5; the substitutions are those of the library, tested on random programs",
     options=(
         Option("steps", 60, "how many programs are priced", least=1),
         Option("alpha", 1.05, "programs that cost more than this times the best are given up", least=1.0),

@@ -16,9 +16,9 @@ from .substitution import Change, Scope, Site, Substitution, register
 
 # Element-wise ops whose parameters say nothing of shapes.
 ELEMENT_WISE = (
-    "add", "add_any", "sub", "mul", "div", "max", "min", "pow", "neg", "sign", "abs", "exp", "exp2", "expm1", "log", "log1p",
-    "tanh", "logistic", "erf", "sin", "cos", "sqrt", "rsqrt", "cbrt", "square", "integer_pow", "convert_element_type",
-    "select_n", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "is_finite", "floor", "ceil",
+    "add", "add_any", "sub", "mul", "div", "max", "min", "pow", "neg", "sign", "abs", "exp", "exp2", "expm1", "log",
+    "log1p", "tanh", "logistic", "erf", "sin", "cos", "sqrt", "rsqrt", "cbrt", "square", "integer_pow",
+    "convert_element_type", "select_n", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "is_finite", "floor", "ceil",
 )  # fmt: skip
 
 
@@ -159,7 +159,8 @@ def _cancelled_instance(random: np.random.Generator) -> tuple[Callable[..., Any]
 
 
 _TABLE: tuple[Callable[..., Any], ...] = (
-    lambda x, y: x + y, lambda x, y: lax.max(x, lax.neg(y)), lambda x, y: lax.tanh(x) * 2.0, lambda x, y: x / (1.5 + y * y),
+    lambda x, y: x + y, lambda x, y: lax.max(x, lax.neg(y)), lambda x, y: lax.tanh(x) * 2.0,
+    lambda x, y: x / (1.5 + y * y),
     lambda x, y: lax.select(x > y, x, y), lambda x, y: lax.exp(x) - 1.0, lambda x, y: (x < y).astype(np.float32),
     lambda x, y: lax.integer_pow(x, 3), lambda x, y: lax.logistic(x) * y, lambda x, y: lax.rsqrt(x * x + 1.0),
 )  # fmt: skip

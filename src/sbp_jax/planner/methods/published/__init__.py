@@ -4,4 +4,18 @@ What a method leaves open is searched for exactly at the same costs (``decided.p
 plan that its decisions allow; ``fill=False`` turns that off.
 """
 
-from . import accpar, alpa, auto_map, automap, double_recursive, flexflow, gspmd, optcnn, pase, roc, tensoropt, tofu
+from . import (
+    accpar,
+    alpa,
+    auto_map,
+    automap,
+    double_recursive,
+    flexflow,
+    gspmd,
+    neo,
+    optcnn,
+    pase,
+    roc,
+    tensoropt,
+    tofu,
+)
