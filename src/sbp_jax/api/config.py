@@ -85,10 +85,10 @@ class AutoParallelConfig:
         remat: "auto": where memory is short, the planner also chooses what of the forward part to make again in the
             backward part. None: what the function itself says (``jax.checkpoint``).
         rewrite: a search for a program that computes the same and takes less, one of
-            ``sbp.planner.solvers().of("rewriting")``: "taso" puts parallel products and convolutions together,
-            changes the order of products, removes transposes and concatenations. Each substitution is tested on random programs before it is used; results are equal but
-            for rounding. The plan's notes say what was done and what it saves; where nothing saves, the program stays.
-            Not with ``pipeline``. None: the program as it was written.
+            ``sbp.planner.solvers().of("rewriting")``. "taso" puts parallel products and convolutions together, changes
+            the order of products, removes transposes and concatenations. Each substitution is tested on random programs
+            before it is used; results are equal but for rounding. The plan's notes say what was done and what it saves;
+            where nothing saves, the program stays. Not with ``pipeline``. None: the program as it was written.
         rewrite_options: the options of that search, by name, as ``print(sbp.planner.solvers()[name])`` lists them.
         lowering: what the plan becomes. "manual": one ``shard_map`` with every collective written out; XLA decides
             nothing, and ``plan.verify`` checks it. "gspmd": the plan's signatures as sharding constraints, and XLA's

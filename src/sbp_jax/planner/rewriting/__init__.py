@@ -1,4 +1,4 @@
-"""The graph itself as a choice: substitutions that are proven to compute the same, a search among what they lead to.
+"""The graph itself as a choice: substitutions that are proven to compute the same, and a search among programs.
 
 A substitution (``substitution.py``) knows where it fits and what to compute instead; ``proof.py`` tests that on random
 programs before it is admitted; ``apply.py`` writes the new program; ``taso.py`` searches. Nothing here knows of costs:

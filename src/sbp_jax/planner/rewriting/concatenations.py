@@ -62,12 +62,13 @@ def _merged(scope: Scope, ops: Site) -> Change | None:
 def _rebuilt(scope: Scope, ops: Site) -> Change | None:
     """``(x[:a], x[a:]) -> x``; of pieces that do not make up all of it, one piece."""
     (op,) = ops
-    if op.name != "concatenate" or not all(isinstance(x, Value) for x in op.ins):
+    if op.name != "concatenate":
         return None
     dim = op.params["dimension"]
     runs: list[_Piece] = []
     for x in op.ins:
-        assert isinstance(x, Value)
+        if not isinstance(x, Value):
+            return None
         source, start, stop = _piece(scope, x, dim) or (x, 0, x.shape[dim])
         if runs and runs[-1][0] is source and runs[-1][2] == start:
             runs[-1] = source, runs[-1][1], stop

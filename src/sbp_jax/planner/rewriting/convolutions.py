@@ -1,6 +1,6 @@
 """Convolutions: parallel ones as one along output features, sums of them as one along input features.
 
-Jia et al., "TASO", SOSP 2019, figures 2 and 9 (Inception's and ResNeXt's branches).
+Jia et al., "TASO", SOSP 2019, section 2 and table 2 (convolution is linear in images and in kernels).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +78,7 @@ def _instance(is_sum: bool) -> Callable[[np.random.Generator], tuple[Callable[..
         image, window = random.integers(3, 6, size=rank), random.integers(1, 4, size=rank)
         n, c, count = *lengths(random, 2), 2 if is_sum else int(random.integers(2, 4))
         strides = [int(x) for x in random.integers(1, 3, size=rank)]
-        padding = [tuple(int(x) for x in random.integers(0, 3, size=2)) for _ in range(rank)]
+        padding = [(int(random.integers(3)), int(random.integers(3))) for _ in range(rank)]
         space = "HW"[:rank]
         last = bool(random.integers(2))
         layout = (f"N{space}C", f"{space}IO", f"N{space}C") if last else (f"NC{space}", f"OI{space}", f"NC{space}")

@@ -1,9 +1,9 @@
 """Whether a substitution computes the same: tested on random small programs in float64, before it is admitted.
 
-TASO proves its generated substitutions with a theorem prover (SOSP 2019, section 3.2) after it has tested them on
-random inputs (section 2.1). Here a substitution is a function of shapes and parameters, and its instances are random
-programs; both sides are computed by numpy, in 64 bits whatever the program's types, so that no device is needed and a
-fault cannot hide in rounding.
+TASO tests its generated substitutions on random inputs (SOSP 2019, section 2.1) and then proves them from axioms
+(section 3). Here a substitution is a function of shapes and parameters, and its instances are random programs; both
+sides are computed by numpy, in 64 bits whatever the program's types, so that no device is needed and a fault cannot
+hide in rounding.
 """
 
 import functools
@@ -75,7 +75,8 @@ def _random(random: np.random.Generator, shape: Any) -> np.ndarray:
 
 
 def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """A program without control flow on numpy arrays, in 64 bits. ``KeyError`` for an op that is not known here."""
+    """A program without control flow on numpy arrays, in 64 bits. Raises ``NoMatch`` for control flow, ``KeyError`` for an
+    op that is not known here."""
     scope: dict[int, np.ndarray] = {op.outs[0].id: x for op, x in zip(program.input_ops, arrays, strict=True)}
 
     def read(x: Any) -> np.ndarray:
@@ -84,7 +85,8 @@ def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> list[np.ndarray]
         )
 
     for op in program.graph.ops:
-        assert isinstance(op, Op)
+        if not isinstance(op, Op):
+            raise NoMatch(f"{op.kind} cannot be computed by numpy: a substitution is proven on programs without it")
         results = _OPS[op.name](*map(read, op.ins), **{"params": op.params} if op.name in _WITH_PARAMS else {})
         results = results if op.primitive.multiple_results else [results]
         scope.update((v.id, np.asarray(y)) for v, y in zip(op.outs, results, strict=True))

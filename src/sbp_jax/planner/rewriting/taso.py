@@ -1,10 +1,9 @@
 """TASO: programs that equal a program, best first, each priced as a whole.
 
 Jia et al., "TASO: Optimizing Deep Learning Computation with Automatic Generation of Graph Substitutions", SOSP 2019,
-section 5 and algorithm 2, after Jia et al., "Optimizing DNN Computation with Relaxed Graph Substitutions" (MetaFlow),
-MLSys 2019, section 4: of the programs found the cheapest is taken from a queue, every substitution is applied to it,
-and what costs less than alpha times the cheapest known is queued, so that a step for the worse may lead to one for the
-better.
+section 5, after Jia et al., "Optimizing DNN Computation with Relaxed Graph Substitutions" (MetaFlow), MLSys 2019,
+section 4: of the programs found the cheapest is taken from a queue, every substitution is applied to it, and what costs
+less than alpha times the cheapest known is queued, so that a step for the worse may lead to a better one.
 
 Where layers repeat a substitution is applied to all places that look alike at once, and to all places at once: layers
 that were alike are alike afterwards, and the planner decides them together.

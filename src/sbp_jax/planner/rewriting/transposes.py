@@ -17,8 +17,8 @@ from .substitution import Change, Scope, Site, Substitution, register
 # Element-wise ops whose parameters say nothing of shapes.
 ELEMENT_WISE = (
     "add", "add_any", "sub", "mul", "div", "max", "min", "pow", "neg", "sign", "abs", "exp", "exp2", "expm1", "log",
-    "log1p", "tanh", "logistic", "erf", "sin", "cos", "sqrt", "rsqrt", "cbrt", "square", "integer_pow",
-    "convert_element_type", "select_n", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "is_finite", "floor", "ceil",
+    "log1p", "tanh", "logistic", "erf", "sin", "cos", "sqrt", "rsqrt", "cbrt", "square", "integer_pow", "select_n",
+    "convert_element_type", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "is_finite", "floor", "ceil",
 )  # fmt: skip
 
 
@@ -79,12 +79,12 @@ def _find_element_wise(scope: Scope) -> Iterator[Site]:
     for op in scope.named(*ELEMENT_WISE):
         makers = [scope.maker(x, "transpose") for x in op.reads]
         if makers and all(m is not None for m in makers):
-            yield op, *dict.fromkeys(m for m in makers if m is not None)
+            yield (op, *dict.fromkeys(m for m in makers if m is not None))
 
 
 def _moved_after(scope: Scope, ops: Site) -> Change | None:
     """``f(x.T, y.T) -> f(x, y).T``."""
-    op, *inner = ops
+    op, inner = ops[0], list(ops[1:])
     if not inner or op.name not in ELEMENT_WISE or not _binds_alike(op) or not reads_values(*inner):
         return None
     makers = [scope.maker(x, "transpose") for x in op.reads]
@@ -154,7 +154,7 @@ def _cancelled_instance(random: np.random.Generator) -> tuple[Callable[..., Any]
     first, second = _random_order(random, rank), _random_order(random, rank)
     if random.integers(2):
         second = tuple(int(d) for d in np.argsort(first))
-    shape = random.integers(2, 5, size=rank)
+    shape = [int(n) for n in random.integers(2, 5, size=rank)]
     return lambda x: lax.transpose(lax.transpose(x, first), second), [array(shape, dtype_of(random))]
 
 
@@ -171,7 +171,7 @@ def _element_wise_instance(before: bool) -> Callable[[np.random.Generator], tupl
         """An element-wise function before or after a transpose."""
         rank = int(random.integers(2, 4))
         order, f = _random_order(random, rank), _TABLE[random.integers(len(_TABLE))]
-        x = array(random.integers(2, 5, size=rank), dtype_of(random))
+        x = array([int(n) for n in random.integers(2, 5, size=rank)], dtype_of(random))
         if before:
             return lambda x, y: lax.transpose(f(x, y), order), [x, x]
         return lambda x, y: f(lax.transpose(x, order), lax.transpose(y, order)), [x, x]
@@ -189,8 +189,8 @@ def _product_instance(inside: bool) -> Callable[[np.random.Generator], tuple[Cal
         if inside:
             shapes[side][-2:] = shapes[side][:-3:-1]
 
-        def f(*x: Any) -> Any:
-            x, y = [lax.transpose(v, last) if inside and d == side else v for d, v in enumerate(x)]
+        def f(*given: Any) -> Any:
+            x, y = (lax.transpose(v, last) if inside and d == side else v for d, v in enumerate(given))
             z = x @ y
             return z if inside else lax.transpose(z, last)
 
