@@ -113,7 +113,7 @@ def planned(name: str, where: sbp.Placement, options: dict[str, Any] | None = No
 PINS = ({"a": "B, S(1)", "bias": None, "b": None, "c": None}, "S(0), B", None)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "neo"])
 def test_a_methods_plan_runs_with_the_same_numbers(name: str) -> None:
     where = sbp.placement("cpu", np.arange(8).reshape(2, 4), ("a", "b"))
     config = sbp.AutoParallelConfig(solver=name, overlap=False)

@@ -75,8 +75,8 @@ def _random(random: np.random.Generator, shape: Any) -> np.ndarray:
 
 
 def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """A program without control flow on numpy arrays, in 64 bits. Raises ``NoMatch`` for control flow, ``KeyError`` for an
-    op that is not known here."""
+    """A program without control flow on numpy arrays, in 64 bits. Raises ``NoMatch`` for control flow, ``KeyError``
+    for an op that is not known here."""
     scope: dict[int, np.ndarray] = {op.outs[0].id: x for op, x in zip(program.input_ops, arrays, strict=True)}
 
     def read(x: Any) -> np.ndarray:
