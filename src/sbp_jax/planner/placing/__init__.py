@@ -1,6 +1,21 @@
 """Placing whole ops on unlike devices: the graph, the devices, the simulator, and a method in each file."""
 
-from . import baselines, dnn_partitioning, ftpipe, heft, neo_tables, pesto, regal
+from . import (
+    baselines,
+    colocrl,
+    dnn_partitioning,
+    ftpipe,
+    gdp,
+    hdp,
+    heft,
+    heterps,
+    neo_tables,
+    pesto,
+    placeto,
+    regal,
+    spotlight,
+    tapp,
+)
 from .devices import Devices as Devices
 from .from_program import Placeable as Placeable
 from .from_program import placeable as placeable

@@ -7,6 +7,8 @@ then blocks change devices where that sends fewer bytes and no device gets busie
 several numbers of blocks are tried.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..catalogue import Option, register
@@ -28,10 +30,7 @@ def ftpipe(task: PlacingTask) -> Placing:
     for each in range(1, task.options["blocks"] + 1):
         blocks = coarsened(task.graph, each * len(task.devices))
         device = _refined(blocks, _longest_first(blocks, s), s)
-        wide = [0] * len(task.graph)
-        merged = {k: v for v, members in enumerate(_own(task.graph, blocks)) for k in members}
-        for k in range(len(wide)):
-            wide[k] = device[merged[k]]
+        wide = widened(task.graph, blocks, device)
         score = s.score(wide)
         if best is None or score < best[0]:
             best = score, wide, len(blocks)
@@ -41,10 +40,15 @@ def ftpipe(task: PlacingTask) -> Placing:
     return finished(task, best[1], notes=(f"{best[2]} blocks",))
 
 
-def _own(graph: OpGraph, blocks: OpGraph) -> list[list[int]]:
-    """By block the graph's ops in it."""
+def widened(graph: OpGraph, blocks: OpGraph, device: Sequence[int]) -> list[int]:
+    """By op of the graph the device of its block."""
     first = {members[0]: k for k, members in enumerate(graph.members or [(k,) for k in range(len(graph))])}
-    return [[first[x] for x in members if x in first] for members in blocks.members]
+    found = [0] * len(graph)
+    for v, members in enumerate(blocks.members):
+        for x in members:
+            if x in first:
+                found[first[x]] = device[v]
+    return found
 
 
 def _longest_first(blocks: OpGraph, s: Simulator) -> list[int]:

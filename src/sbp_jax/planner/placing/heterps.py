@@ -1,0 +1,67 @@
+"""HeterPS: an LSTM gives every layer a kind of device; within a kind, layers go where they end first.
+
+Liu, Wu, Yu, Ma, Feng, Zhang, Wu, Yao and Dou, "HeterPS: Distributed Deep Learning with Reinforcement Learning Based
+Scheduling in Heterogeneous Environments", Future Generation Computer Systems 148, 2023, arXiv:2111.10635: the policy
+reads the layers in order, its softmax draws a kind of resource for each, and REINFORCE trains it with the mean reward as
+the baseline. The paper's cost is money at a given throughput; here it is the seconds of a run.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..catalogue import register
+from .features import Features
+from .policy import OPTIONS, choose, learned, linen
+from .simulate import Simulator
+from .task import Placing, PlacingTask
+
+
+@functools.cache
+def network(kinds: int) -> Any:
+    """An LSTM over ops, a softmax over kinds."""
+    nn = linen()
+
+    class Layers(nn.Module):
+        @nn.compact
+        def __call__(self, x: Features, given: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+            h = nn.RNN(nn.OptimizedLSTMCell(32))(nn.Dense(32)(x.ops))
+            logits = nn.Dense(kinds)(jnp.concatenate([h, x.ops], axis=-1))
+            action, log, entropy = choose(logits, noise, given)
+            return action, (log * x.mask).sum(), (entropy * x.mask).sum() / x.mask.sum()
+
+        def actions(self, x: Features) -> tuple[int, int]:
+            return len(x.mask), kinds
+
+    return Layers()
+
+
+@register(
+    "heterps", family="placing", promises="none", decides="the kind of device of every op", options=OPTIONS,
+    paper="Liu et al.: HeterPS: Distributed Deep Learning with Reinforcement Learning Based Scheduling in Heterogeneous "
+    "Environments, Future Generation Computer Systems 148, 2023, arXiv:2111.10635",
+)  # fmt: skip
+def heterps(task: PlacingTask) -> Placing:
+    """The best placement met while learning."""
+    kinds = list(dict.fromkeys(task.devices.kinds))
+    of_kind = [[d for d, k in enumerate(task.devices.kinds) if k == kind] for kind in kinds]
+    return learned(task, network(len(kinds)), lambda s, actions: _least_busy(s, actions, of_kind))
+
+
+def _least_busy(s: Simulator, actions: np.ndarray, of_kind: list[list[int]]) -> list[int]:
+    """Among the devices of its kind, an op goes to the one where it can begin first; to any other if none is possible."""
+    g, free, finish = s.graph, [0.0] * len(s.devices), [0.0] * len(s.graph)
+    device = [0] * len(g)
+    for v in range(len(g)):
+        near = [d for d in of_kind[actions[v]] if s.possible[v, d]] or np.flatnonzero(s.possible[v]).tolist()
+
+        def begin(d: int, v: int = v) -> float:
+            arrivals = [finish[g.tensors[k].maker] + s.costs[k][device[g.tensors[k].maker]][d] for k in g.reads[v]]
+            return max([free[d], *arrivals]) + float(g.seconds[v, d])
+
+        device[v] = near[0] if len(near) == 1 else min(near, key=begin)
+        finish[v] = free[device[v]] = begin(device[v])
+    return device
