@@ -84,11 +84,16 @@ class Policy:
 
     def drawn(self, s: Simulator, samples: int, seed: int) -> list[list[int]]:
         """The first choice, then draws."""
-        x = features(s)
-        draw, _, _ = _functions(self.network)
-        first = draw(self.parameters, x, jax.random.key(seed), 1, 0.0)
-        rest = draw(self.parameters, x, jax.random.key(seed), samples, 1.0) if samples else first[:0]
-        return [self.decode(s, a) for a in np.concatenate([first, rest])]
+        x = features(s, _padded(len(s.graph)))
+        random = np.random.default_rng(seed)
+        noise = _gumbel(random, self.network, x, max(samples, 1))
+        noise[0] = 0.0
+        draw, _ = _functions(self.network)
+        found = [self.decode(s, a) for a in draw(self.parameters, x, noise)]
+        if samples:
+            more = _gumbel(random, self.network, x, samples)
+            found += [self.decode(s, a) for a in draw(self.parameters, x, more)]
+        return found
 
 
 def train(
@@ -106,16 +111,15 @@ def train(
             f"a policy needs graphs, steps and samples: got {len(graphs)} graphs, {steps=}, {samples=} (least 2)"
         )
     simulators = [Simulator(g, devices) for g in graphs]
-    size = max(map(len, graphs))
+    size = _padded(max(map(len, graphs)))
     seen = [features(s, size) for s in simulators]
-    draw, update, start = _functions(network)
-    key = jax.random.key(seed)
-    state = start(key, seen[0])
+    draw, update = _functions(network)
+    random = np.random.default_rng(seed)
+    state = _start(network, seen[0], random)
     best: list[tuple[list[int], float]] = [([], np.inf) for _ in graphs]
     for step in range(steps):
         k = step % len(graphs)
-        key, own = jax.random.split(key)
-        actions = draw(state[0], seen[k], own, samples, 1.0)
+        actions = draw(state[0], seen[k], _gumbel(random, network, seen[k], samples))
         scores = []
         for a in actions:
             device = decode(simulators[k], a)
@@ -139,22 +143,55 @@ def learned(task: PlacingTask, network: Any, decode: Decode = as_devices, proxim
     return finished(task, min(tried, key=task.simulator.score))
 
 
-_KNOWN: dict[Any, tuple[Any, Any, Any]] = {}
+_KNOWN: dict[Any, tuple[Any, Any]] = {}
+# Networks are small and run a few thousand times: less is spent on compiling them.
+_COMPILING = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
 
 
-def _functions(network: Any) -> tuple[Any, Any, Any]:
-    """Of a network: draw actions, update its parameters, the parameters to begin with. Compiled once."""
+def _padded(ops: int) -> int:
+    """A size that many graphs have, so that a network is compiled for few."""
+    return -(-ops // 8) * 8
+
+
+def _gumbel(random: np.random.Generator, network: Any, x: Features, samples: int) -> np.ndarray:
+    return random.gumbel(size=(samples, *network.actions(x))).astype(np.float32)
+
+
+def _optimizer() -> Any:
+    import optax
+
+    return optax.chain(optax.clip_by_global_norm(_GRADIENT), optax.adam(_RATE))
+
+
+def _start(network: Any, x: Features, random: np.random.Generator) -> Any:
+    """Parameters to begin with, as LeCun proposes: kernels normal by the square root of their inputs; and moments."""
+    count, choices = network.actions(x)
+    key = jax.random.key(0)  # only the shapes are of interest
+    shapes = jax.eval_shape(network.init, key, x, np.full((count,), -1), np.zeros((count, choices), np.float32))
+
+    def first(path: Any, leaf: Any) -> np.ndarray:
+        if path[-1].key == "scale":
+            return np.ones(leaf.shape, np.float32)
+        if len(leaf.shape) < 2:
+            return np.zeros(leaf.shape, np.float32)
+        inputs = leaf.shape[0] if path[-2].key != "out" else leaf.shape[0] * leaf.shape[1]
+        return (random.normal(size=leaf.shape) / np.sqrt(inputs)).astype(np.float32)
+
+    parameters = jax.tree_util.tree_map_with_path(first, shapes)
+    return parameters, _optimizer().init(parameters)
+
+
+def _functions(network: Any) -> tuple[Any, Any]:
+    """Of a network: draw actions, update its parameters. Compiled once for each size of graph."""
     if network in _KNOWN:
         return _KNOWN[network]
     import optax
 
-    optimizer = optax.chain(optax.clip_by_global_norm(_GRADIENT), optax.adam(_RATE))
+    optimizer = _optimizer()
 
-    def draw(parameters: Any, x: Features, key: jax.Array, samples: int, noise: jax.Array) -> jax.Array:
-        count, choices = network.actions(x)
-        free = jnp.full((count,), -1)
-        noises = noise * jax.random.gumbel(key, (samples, count, choices))
-        return jax.vmap(lambda z: network.apply(parameters, x, free, z)[0])(noises)
+    def draw(parameters: Any, x: Features, noise: jax.Array) -> jax.Array:
+        free = jnp.full((noise.shape[1],), -1)
+        return jax.vmap(lambda z: network.apply(parameters, x, free, z)[0])(noise)
 
     def odds(parameters: Any, x: Features, actions: jax.Array) -> tuple[jax.Array, jax.Array]:
         still = jnp.zeros(network.actions(x))
@@ -183,11 +220,10 @@ def _functions(network: Any) -> tuple[Any, Any, Any]:
 
         return jax.lax.scan(one, (parameters, moments), None, length=_EPOCHS if proximal else 1)[0]
 
-    def start(key: jax.Array, x: Features) -> Any:
-        count, choices = network.actions(x)
-        parameters = network.init(key, x, jnp.full((count,), -1), jnp.zeros((count, choices)))
-        return parameters, optimizer.init(parameters)
+    drawn = jax.jit(draw, compiler_options=_COMPILING)
+    updated = jax.jit(update, static_argnums=5, compiler_options=_COMPILING)
 
-    drawn = jax.jit(draw, static_argnums=3)
-    found = lambda *a: np.asarray(drawn(*a)), jax.jit(update, static_argnums=5), jax.jit(start)  # noqa: E731
-    return _KNOWN.setdefault(network, found)
+    def as_numpy(*given: Any) -> np.ndarray:
+        return np.asarray(drawn(*given))
+
+    return _KNOWN.setdefault(network, (as_numpy, updated))
