@@ -2,8 +2,8 @@
 
 Liu, Wu, Yu, Ma, Feng, Zhang, Wu, Yao and Dou, "HeterPS: Distributed Deep Learning with Reinforcement Learning Based
 Scheduling in Heterogeneous Environments", Future Generation Computer Systems 148, 2023, arXiv:2111.10635: the policy
-reads the layers in order, its softmax draws a kind of resource for each, and REINFORCE trains it with the mean reward as
-the baseline. The paper's cost is money at a given throughput; here it is the seconds of a run.
+reads the layers in order, its softmax draws a kind of resource for each, and REINFORCE trains it with the mean reward
+as the baseline. The paper's cost is money at a given throughput; here it is the seconds of a run.
 """
 
 import functools
@@ -41,8 +41,8 @@ def network(kinds: int) -> Any:
 
 @register(
     "heterps", family="placing", promises="none", decides="the kind of device of every op", options=OPTIONS,
-    paper="Liu et al.: HeterPS: Distributed Deep Learning with Reinforcement Learning Based Scheduling in Heterogeneous "
-    "Environments, Future Generation Computer Systems 148, 2023, arXiv:2111.10635",
+    paper="Liu et al.: HeterPS: Distributed Deep Learning with Reinforcement Learning Based Scheduling in "
+    "Heterogeneous Environments, Future Generation Computer Systems 148, 2023, arXiv:2111.10635",
 )  # fmt: skip
 def heterps(task: PlacingTask) -> Placing:
     """The best placement met while learning."""
@@ -52,7 +52,7 @@ def heterps(task: PlacingTask) -> Placing:
 
 
 def _least_busy(s: Simulator, actions: np.ndarray, of_kind: list[list[int]]) -> list[int]:
-    """Among the devices of its kind, an op goes to the one where it can begin first; to any other if none is possible."""
+    """Among the devices of its kind, an op goes where it can begin first; to any other if none is possible."""
     g, free, finish = s.graph, [0.0] * len(s.devices), [0.0] * len(s.graph)
     device = [0] * len(g)
     for v in range(len(g)):

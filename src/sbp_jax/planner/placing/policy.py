@@ -51,7 +51,7 @@ def choose(logits: jax.Array, noise: jax.Array, given: jax.Array) -> tuple[jax.A
     return action, jnp.take_along_axis(logs, action[..., None], axis=-1)[..., 0], entropy
 
 
-def masked(logits: jax.Array, possible: jax.Array) -> jax.Array:
+def masked(logits: jax.Array, possible: jax.typing.ArrayLike) -> jax.Array:
     """Logits that leave out what cannot be."""
     return jnp.where(possible, logits, -1e9)
 

@@ -112,16 +112,17 @@ def _into_product(scope: Scope, ops: Site) -> Change | None:
         return None
     op, inner = ops
     own = labels_of(op)
-    labels, reads, found = [own.left, own.right], list(op.ins), False
+    labels, found = [own.left, own.right], False
+    reads: list[Any] = list(op.ins)
     for k in (0, 1):
         if scope.maker(op.ins[k]) is inner:
             back = np.argsort(_order(inner))
             labels[k] = tuple(labels[k][int(d)] for d in back)
             reads[k], found = inner.ins[0], True
-    if not found or natural_order(*labels, own.out) != list(own.out):
-        return None
     left, right = labels
-    return Change(tuple(reads), op.outs, lambda x, y: [product(x, left, y, right, own.out, op)])  # pyright: ignore[reportArgumentType]
+    if not found or natural_order(left, right, own.out) != list(own.out):
+        return None
+    return Change(tuple(reads), op.outs, lambda x, y: [product(x, left, y, right, own.out, op)])
 
 
 def _of_product(scope: Scope, ops: Site) -> Change | None:
