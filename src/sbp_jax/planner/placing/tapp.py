@@ -1,8 +1,9 @@
 """TAPP: the graph is cut into parts first, and a sequence-to-sequence network gives the parts their devices.
 
-Mao, Xu, Zhang and others, "TAPP: DNN Training for Task Allocation through Pipeline Parallelism Based on
-Distributed Deep Reinforcement Learning", Applied Sciences 11(11), 2021. Parts are made here by merging neighbours (``coarsen.py``), so
-that few actions are left to learn; the policy is trained by REINFORCE on the parts and judged on the whole graph.
+Mao, Xu, Zhang and others, "TAPP: DNN Training for Task Allocation through Pipeline Parallelism Based on Distributed
+Deep Reinforcement Learning", Applied Sciences 11(11), 2021. Parts are made here by merging neighbours
+(``coarsen.py``), so that few actions are left to learn; the policy is trained by REINFORCE on the parts and judged on
+the whole graph.
 """
 
 from ..catalogue import Option, register
