@@ -45,7 +45,7 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> Any:
         raise AssertionError("a search was begun")
 
     def switch() -> None:
-        monkeypatch.setattr(function, "plan_to_fit", refuse)
+        monkeypatch.setattr(function, "plan_or_rewrite", refuse)
         monkeypatch.setattr(function, "make_plan", refuse)
         monkeypatch.setattr(function, "compare_with_padding", refuse)
         for name, method in list(catalogue._METHODS.items()):

@@ -41,13 +41,13 @@ def case_one_plan() -> Any:
     import sbp_jax.api.function as front
 
     made = []
-    search = front.plan_to_fit
-    front.plan_to_fit = lambda *args: (made.append(1), search(*args))[1]
+    search = front.plan_or_rewrite
+    front.plan_or_rewrite = lambda *args: (made.append(1), search(*args))[1]
     try:
         step = planned(loss)
         value = float(step(X))
     finally:
-        front.plan_to_fit = search
+        front.plan_or_rewrite = search
     plan = step.plan(X)
     return value, len(made), json.dumps(plan.to_json()), str(plan), plan.verify().exact
 

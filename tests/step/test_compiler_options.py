@@ -84,7 +84,7 @@ def test_defaults_for_gpus_give_way_to_xla_flags(monkeypatch: pytest.MonkeyPatch
     ({"xla_embed_ir_in_executable": True, "xla_a": 1, SCHEDULER: True}, r"compiler_options=\{'xla_a': 1\}"),
 ])  # fmt: skip
 def test_what_xla_refuses_is_an_error_before_planning(options: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function, "plan_to_fit", lambda *_: pytest.fail("planned first"))
+    monkeypatch.setattr(function, "plan_or_rewrite", lambda *_: pytest.fail("planned first"))
     step = sbp.auto_parallel(layer, placement=P8, config=config(options))
     for call in (step, step.plan, step.lower):
         with pytest.raises(sbp.SbpError, match=told):

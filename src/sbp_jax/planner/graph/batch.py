@@ -66,8 +66,8 @@ class DimClasses:
 
     def __init__(self, program: Program, factors: Sequence[Factors]) -> None:
         self.above: dict[Dim, Dim] = {}
-        shared = _shared_constants(program, factors)
-        self.ops = [(op, _factors_of(op, f, shared), f) for op, f in zip(program.nodes, factors, strict=True)]
+        self.shared = _shared_constants(program, factors)
+        self.ops = [(op, _factors_of(op, f, self.shared), f) for op, f in zip(program.nodes, factors, strict=True)]
         for _, parts, _ in self.ops:
             for part in parts.values():
                 for other in part.dims[1:]:
@@ -125,6 +125,18 @@ class _Finder(DimClasses):
         self.parameters = [program.input_ops[i].outs[0] for i in found.parameters]
         self.states = [program.input_ops[i].outs[0] for i in found.states]
         self.values = {v.id: v for op in program.nodes for v in op.outs}
+        self.join_along_constants()
+
+    def join_along_constants(self) -> None:
+        """Join what reads one constant along the same dim, but for features: its shape may be theirs by chance."""
+        features = self.features()
+        for op, _, f in self.ops:
+            if any(x.id in self.shared for x in op.reads):
+                for part in _factors_of(op, f, set()).values():
+                    plain = [d for d in part.dims if self.root(d) not in features]
+                    for other in plain[1:]:
+                        self.join(plain[0], other)
+        self.links = self.parts()
 
     def run(self) -> Examples:
         features = self.features()
