@@ -135,7 +135,7 @@ def test_long_ways_between_ops_are_shortened() -> None:
 def test_pins_are_kept_by_every_solver() -> None:
     args = f32(64, 64), f32(128, 64)
     for solver in sbp.planner.solvers().of("signatures"):
-        if solver == "exhaustive":
+        if solver in ("exhaustive", "neo"):  # for a few decisions only; for embedding tables, which there are none of
             continue
         config = sbp.AutoParallelConfig(solver=solver)
         p = plan(train_step, *args, donate=0, where=place(2, 4), in_sbp=("B, S(1)", "S(0), S(1)"), config=config)

@@ -50,6 +50,10 @@ _STOPS = ((1.0, 0.01), (2.0, 0.02), (3.0, 0.05), (6.0, 0.2))
 # The price after a pass that found nothing as short as a fixed strategy: so much of the one at which both cost as much;
 # not less than the second.
 _BELOW_EVEN, _LEAST_SHARE = 0.8, 0.05
+# After so many seconds of work in passes, one whose step is longer than the shortest by this part is the last, and so is a
+# later one that is longer than the one before. On thirty small models on eight H100s passes after these found a shorter
+# step for none; small ResNets, whose passes take less, gain up to 7 % by theirs.
+_LONG_SECONDS, _FAR = 3.0, 0.15
 # A step that is within this of its compute at the very least gains nothing more from hiding.
 _NEAR = 0.01
 
@@ -110,6 +114,7 @@ def shorter(
     expert = _shortest(seen, first.step_seconds)
     plan, step = (base, first) if expert is None else (expert.plan, expert.step)
     share, compute = FIRST_SHARE, sum(float(c.min()) for c in task.problem.nodes)
+    began = task.budget.spent
     while len(passes) < PASSES:
         best = _shortest(seen, first.step_seconds)
         shortest = first.step_seconds if best is None else best.step.step_seconds
@@ -127,6 +132,10 @@ def shorter(
             break
         passes.append(_Pass(share, problem, decided.found))
         new = look(decided.found)
+        is_worse = len(passes) > 1 and new.step.step_seconds > max(step.step_seconds, shortest)
+        is_long = task.budget.spent - began > _LONG_SECONDS * WORK_A_SECOND
+        if is_long and not task.thorough and (is_worse or new.step.step_seconds > (1 + _FAR) * shortest):
+            break
         same = abs(new.step.step_seconds - step.step_seconds) <= WORTH * step.step_seconds
         plan, step = new.plan, new.step
         if expert is not None and expert.step.step_seconds < step.step_seconds:
