@@ -99,13 +99,15 @@ class DimClasses:
         return links
 
     def root(self, dim: Dim) -> Dim:
-        path = []
-        while (up := self.above.get(dim, dim)) != dim:
-            path.append(dim)
-            dim = up
-        for passed in path:
-            self.above[passed] = dim
-        return dim
+        above = self.above
+        top = above.get(dim)
+        if top is None:
+            return dim
+        while (up := above.get(top)) is not None:
+            top = up
+        while dim != top:
+            above[dim], dim = top, above[dim]
+        return top
 
     def join(self, a: Dim, b: Dim) -> None:
         a, b = self.root(a), self.root(b)
@@ -203,8 +205,9 @@ class _Finder(DimClasses):
                     if part.is_blocked:
                         bad.add(c)
             for v in (*op.reads, *op.outs):
-                count = Counter(c for _, c in self.classes_of(v))
-                bad.update(c for c, n in count.items() if n > 1)
+                own = [c for _, c in self.classes_of(v)]
+                if len(set(own)) < len(own):
+                    bad.update(c for c in own if own.count(c) > 1)
             for c in here:
                 touched[c] += weight
             for c in bad & here:

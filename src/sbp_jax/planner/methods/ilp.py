@@ -17,8 +17,7 @@ from .task import Task
 _OPEN = 1e-3
 _MANY = 200_000
 _OPEN_IF_MANY = 0.01
-# With so many clusters a class layers are planned as one. They change all at once, which leaves gaps in every family.
-_SHARED = 2.0
+# Layers that change all at once leave gaps in every family.
 _OPEN_IF_SHARED = 0.03
 # On a mesh of so few axes only a wide gap is one, but for thorough searches: in 17 searches of the zoo on 2x4 under a
 # limit none was better than what regions lead to, and they took as long; on 2x2x2 six of 12 were, by up to 2 %.
@@ -43,7 +42,7 @@ def ilp(task: Task) -> Found | None:
 
     def find_start() -> tuple[int, ...] | None:
         """A plan of the smallest family: among so many choices a search finds its first one late."""
-        if not is_late or _is_shared(task):
+        if not is_late or task.shares_layers:
             return None
         first.update(coarsest(replace(task, thorough=False, budget=task.budget.share(_FOR_A_START))))
         return known()
@@ -89,13 +88,9 @@ def _open_at(task: Task) -> float:
     """The relative gap from which on families are searched too."""
     if task.n_axes <= _FEW_AXES and not task.thorough:
         return _OPEN_ON_FEW_AXES
-    if _is_shared(task):
+    if task.shares_layers:
         return _OPEN_IF_SHARED
     return _OPEN_IF_MANY if task.problem.pairs > _MANY else _OPEN
-
-
-def _is_shared(task: Task) -> bool:
-    return task.clusters_per_class > _SHARED
 
 
 def _is_hopeless(task: Task) -> bool:

@@ -18,14 +18,12 @@ class Task(Goal):
         find_roles: which nodes decide parameters, optimizer state, data and gradients; not every method asks.
         find_features: by node and choice what a device does, a graph for each of those in ``costs/features.py``; empty
             where that is not known.
-        clusters_per_class: how many clusters of ops share one decision, on average.
         n_axes: how many the mesh has.
         options: the values of the method's options, all of them, by name.
     """
 
     find_roles: Callable[[], NodeRoles] = NodeRoles
     find_features: Callable[[], Sequence[CostGraph]] = tuple
-    clusters_per_class: float = 1.0
     n_axes: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -125,7 +125,10 @@ class Fitting:
         tried = [(self.free, free.memory)] if last is None else [(self.free, free.memory), last]
         if self.best is None and not self._closed(self.goal.gap) and not self._is_known and not self._is_over():
             self._any_plan(smallest, tried)
-        for step in (self._spread, self._combine_by_node, self._by_regions, self._combine, self._exactly):
+        # A fine gap of layers that change all at once is what stays between two plans.
+        ends_here = self._is_fine and self.goal.shares_layers and not self.goal.thorough
+        local = () if ends_here else (self._spread, self._combine_by_node, self._by_regions)
+        for step in (*local, self._combine, self._exactly):
             if not self._closed(self.goal.gap):
                 step()
         if self.best is None:

@@ -8,6 +8,9 @@ from ..budget import Budget
 from ..costs.cost_graph import CostGraph
 from ..memory.protocol import FootprintLike
 
+# With more clusters a class than this layers are planned as one: they change all at once.
+_SHARED = 2.0
+
 # A plan that fits, to begin with; None: none is known.
 FindStart = Callable[[], Sequence[int] | None]
 
@@ -29,6 +32,7 @@ class Goal:
         tell_smallest: whether to look for the smallest limit that a plan fits into, where none was found that does.
         guesses: plans that may be good, whether they fit or not.
         find_start: gives a plan that fits, or None; asked where the cheapest plan does not fit.
+        clusters_per_class: how many clusters of ops share one decision, on average.
     """
 
     problem: CostGraph
@@ -43,3 +47,10 @@ class Goal:
     tell_smallest: bool = True
     guesses: Sequence[Sequence[int]] = ()
     find_start: FindStart | None = None
+    clusters_per_class: float = 1.0
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether most decisions are of many layers at once. A plan between two is then none of them, whatever is
+        tried: gaps under a memory limit stay open."""
+        return self.clusters_per_class > _SHARED
