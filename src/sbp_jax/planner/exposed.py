@@ -50,9 +50,8 @@ _STOPS = ((1.0, 0.01), (2.0, 0.02), (3.0, 0.05), (6.0, 0.2))
 # The price after a pass that found nothing as short as a fixed strategy: so much of the one at which both cost as much;
 # not less than the second.
 _BELOW_EVEN, _LEAST_SHARE = 0.8, 0.05
-# After so many seconds of work in passes, one whose step is longer than the shortest by this part is the last, and so is a
-# later one that is longer than the one before. On thirty small models on eight H100s passes after these found a shorter
-# step for none; small ResNets, whose passes take less, gain up to 7 % by theirs.
+# After so many seconds of work in passes, one whose step is longer than the shortest by this part is the last; so is a
+# later one that is longer than the one before. Measured: docs/decisions/0014.
 _LONG_SECONDS, _FAR = 3.0, 0.15
 # A step that is within this of its compute at the very least gains nothing more from hiding.
 _NEAR = 0.01
