@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import sbp_jax as sbp
-from sbp_jax.planner import Request, plan_or_rewrite
+from sbp_jax.planner import Request, follow, plan_or_rewrite
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.rewriting import Move, NoMatch, apply, replay
 from sbp_jax.planner.rewriting.apply import places
@@ -333,19 +333,29 @@ def test_it_is_off_by_default_and_leaves_what_it_cannot_better() -> None:
     assert any(n.startswith("rewrite: no program that is cheaper was found") for n in asked.notes)
 
 
-def test_pins_are_kept() -> None:
-    """A product whose result is pinned is cut out of the fused one, and pinned as it was."""
+@pytest.mark.parametrize("pin", ["B", "S(0)", "S(1)"])
+def test_pins_are_kept(pin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product whose result is pinned is cut out of the fused one, and pinned as it was; so are arguments, results."""
+    from sbp_jax.planner import rewrite
 
     def f(w: Arrays, x: Any) -> Any:
-        a = sbp.to_global(x @ w["a"], sbp="B")
+        a = sbp.to_global(x @ w["a"], sbp=pin)
         return a * 2.0, x @ w["b"]
 
+    monkeypatch.setattr(rewrite, "_SAVED", -np.inf)
+    monkeypatch.setattr(rewrite, "_greedy_seconds", lambda program, request: liked(program))
     shapes, batch = {"a": (512, 64), "b": (512, 64)}, (8192, 512)
-    before = planned(f, shapes, batch, in_sbp=(None, "S(0)"))
-    after = planned(f, shapes, batch, in_sbp=(None, "S(0)"), rewrite="taso")
-    for plan in (before, after):
-        assert [str(x.signature) for x in plan.inputs if x.path == "1"] == ["S(0)"]
-    assert after.objective <= before.objective
+    config = sbp.AutoParallelConfig(rewrite="taso", overlap=False)
+    plan = sbp.plan(
+        f, shapes_of(shapes), shapes_of(batch), placement=ABSTRACT, config=config,
+        in_sbp=({"a": "S(1)", "b": None}, "S(0)"), out_sbp=(None, "S(1)"),
+    )  # fmt: skip
+    assert plan.rewritten is not None
+    inputs = {x.path: str(x.signature) for x in plan.inputs}
+    assert (inputs["0/a"], inputs["1"]) == ("S(1)", "S(0)") and str(plan.outputs[1].signature) == "S(1)"
+    program, _ = follow(build(jax.make_jaxpr(f)(shapes_of(shapes), shapes_of(batch))), plan.rewritten)
+    (pinned,) = [op.index for op in program.nodes if op.name == "sbp.pin"]
+    assert str(plan.strategies[plan.nodes[pinned]][1][0]) == pin
 
 
 def test_a_rewritten_plan_is_saved_loaded_cached_and_given(tmp_path: Any) -> None:
