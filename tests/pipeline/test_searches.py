@@ -1,5 +1,6 @@
 """Published searches for stages: none below the exact one, each by its paper's claim, all with the right numbers."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -136,8 +137,33 @@ def test_bad_input_says_what_is_possible() -> None:
         sbp.Pipeline(search_options={"passes": 3})
     with pytest.raises(sbp.PlanError, match=r"workers=3: 4 devices have stages of 1, 2, 4 devices"):
         found("hetpipe", linear([1.0] * 4, SIZES), 4, 2, workers=3)
-    with pytest.raises(sbp.PlanError, match=r"stages=3: 8 layers on 4 devices can have 1, 2, 4 stages"):
-        found("pipetransformer", linear([1.0] * 8, SIZES), 4, 2, stages=3)
+
+    for name in ("torchgpipe", "pipetransformer"):
+        with pytest.raises(sbp.PlanError, match=r"stages=3: 8 layers on 4 devices can have 1, 2, 4 stages"):
+            found(name, linear([1.0] * 8, SIZES), 4, 2, stages=3)
+    with pytest.raises(sbp.PlanError, match=r"frozen=9: the step has 8 layers"):
+        found("pipetransformer", linear([1.0] * 8, SIZES), 4, 2, frozen=9)
+    with pytest.raises(sbp.PlanError, match=r"solver 3 is not known\. Possible: 'alpa_inter'"):
+        sbp.Pipeline(search=3)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_within_a_limit_no_search_is_below_the_bound_or_above_the_limit(seed: int) -> None:
+    """Piper finds stages wherever there are some."""
+    rng = np.random.default_rng(seed)
+    layers, m = int(rng.integers(2, 10)), int(rng.integers(1, 9))
+    costs = linear(rng.uniform(0.2, 2.0, layers), SIZES, transfer_seconds=list(rng.uniform(0, 0.3, layers)),
+                   weights=1.0, activations=0.5)  # fmt: skip
+    free = found("alpa_inter", costs, 4, m)
+    limit = 0.8 * max(free.memory_bytes)
+    answers = {}
+    for name in NAMES:
+        with contextlib.suppress(sbp.PlanError):
+            answers[name] = found(name, costs, 4, m, limit)
+    assert ("piper" in answers) == ("alpa_inter" in answers)
+    for name, stages in answers.items():
+        assert max(stages.memory_bytes) <= limit * (1 + 1e-9), name
+        assert stages.total_seconds >= answers["alpa_inter"].bound_seconds * (1 - 1e-9), name
 
 
 def test_a_search_wants_a_schedule_whose_groups_may_be_unlike() -> None:

@@ -29,6 +29,8 @@ _WEIGHTED: tuple[tuple[Write, float], ...] = (
     (pointwise.one_hot, 0.6), (pointwise.randoms, 0.4), (reducing.convolution, 0.8), (reducing.windows, 0.8),
     (nested.scan, 1), (nested.loop, 1), (nested.conditional, 0.8), (nested.wrapped, 0.8), (nested.mapped, 0.8),
 )  # fmt: skip
+# Of programs, how many are planned with ``rewrite="taso"``.
+_REWRITTEN = 0.06
 _NESTED = (nested.scan, nested.loop, nested.conditional, nested.wrapped, nested.mapped)
 
 
@@ -181,6 +183,8 @@ def _choose_options(program: Generated, rng: random.Random, gradient: bool) -> N
             options[name] = True
     if rng.random() < 0.04:
         options["wait_time"] = 1e-5
+    if random.Random(f"rewrite {program.seed}").random() < _REWRITTEN:  # the other draws stay as they are
+        options.update(rewrite="taso", rewrite_options={"steps": 6, "alpha": 1.5})
     if program.trains:
         if rng.random() < 0.6:
             options["zero_stage"] = rng.randint(0, 3)

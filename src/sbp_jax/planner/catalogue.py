@@ -170,7 +170,7 @@ def lookup(name: Any, family: str = "signatures") -> Method[Any]:
         possible = list(solvers().of(family))
         near = difflib.get_close_matches(str(name), possible, n=1)
         raise PlanError(
-            f"solver {name!r} is not known{f'; did you mean {near[0]!r}?' if near else ''} "
+            f"solver {name!r} is not known{f'; did you mean {near[0]!r}?' if near else '.'} "
             f"Possible: {', '.join(map(repr, possible))}"
         )
     if found.family != family:

@@ -27,6 +27,8 @@ from .rewriting import Move, Rewriting, replay
 from .rewriting.apply import apply
 from .rewriting.substitution import lookup as substitution_of
 
+# Parts of a time limit: the plan of the program as it is; of what is left then, the search among programs.
+_FIRST, _SEARCH = 1 / 3, 1 / 2
 # A plan counts as cheaper where it saves more than this part.
 _SAVED = 1e-6
 # The names in a stack of them, without transformations: ``transpose(jvp(block))/attention``.
@@ -40,23 +42,27 @@ def plan_or_rewrite(program: Program, request: Request, name: str = "function") 
 
     Such a plan has ``rewritten``, which ``as_rewritten`` follows, and the fingerprint of the program given.
     """
-    plan = plan_to_fit(program, request, name)
     if request.rewrite is None:
-        return plan
+        return plan_to_fit(program, request, name)
     start = time.perf_counter()
+    first = request if request.time_limit is None else replace(request, budget=request.budget.share(_FIRST))
+    plan = plan_to_fit(program, first, name)
     request.progress("rewriting")
     method = lookup(request.rewrite, "rewriting")
+    clock = request.budget.share(_SEARCH)
     found: Rewriting = method.run(
         program,
         lambda p, origin: _greedy_seconds(p, asked_of(request, origin)),
         method.checked(request.rewrite_options),
+        lambda: clock.seconds_left <= 0,
     )
+    cut = ", when half of what was left of time_limit was over" if clock.seconds_left <= 0 else ""
     made = plan
     if found.moves:
         made = _planned(program, plan, found, request, name)
     if made is plan:
-        plan.notes.append(f"rewrite: no program that is cheaper was found among {found.priced} priced")
-    made.planning_seconds = plan.planning_seconds + time.perf_counter() - start
+        plan.notes.append(f"rewrite: no program that is cheaper was found among {found.priced} priced{cut}")
+    made.planning_seconds = time.perf_counter() - start
     made.statistics["programs_priced"] = found.priced
     return made
 

@@ -3,7 +3,7 @@
 Santhanam et al., "DistIR: An Intermediate Representation for Optimizing Distributed Neural Networks", EuroMLSys 2021,
 arXiv:2111.05426, section 4: all points of a grid are simulated, the fastest that fits is taken. Stages have the same
 number of layers; the schedule is simulated task by task. How a stage's devices share data and tensors is the planner's
-choice.
+choice, the number of micro-batches the pipeline's.
 """
 
 from collections.abc import Sequence

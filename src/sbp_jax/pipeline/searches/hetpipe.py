@@ -2,8 +2,11 @@
 
 Park et al., "HetPipe: Enabling Large DNN Training on (Whimpy) Heterogeneous GPU Clusters", USENIX ATC 2020,
 arXiv:2005.14038, sections 4 and 5: with W workers each stage has W devices, one of each worker; within a worker, layers
-are shared out for the least time of the slowest stage within memory. Devices of a placement are alike, so that workers
-are. A wave is a step here: all workers wait for each other.
+are shared out for the least time of the slowest stage within memory. The devices of a placement are alike, and so are
+workers.
+
+Not done of the paper: workers of unequal devices, and its wave-synchronous updates, in which workers may be some waves
+apart. A wave is a step here: all workers wait for each other.
 """
 
 from collections.abc import Sequence

@@ -4,6 +4,10 @@ He et al., "PipeTransformer: Automated Elastic Pipelining for Distributed Traini
 arXiv:2102.03161, sections 3.2 and 3.3: stages of even parameter sizes, in which a frozen layer counts a sixth (it has
 no gradients, optimizer state, or activations kept); the pipeline halves as long as its largest stage is then no larger
 than it was before anything was frozen.
+
+The plan is that of the training step as it is, with all its gradients: which layers are frozen the user says. Not done
+of the paper: deciding when to freeze (section 3.1), the change from one pipeline to the next in a run, and keeping the
+activations of frozen layers (section 3.4).
 """
 
 import itertools
@@ -33,19 +37,16 @@ _FROZEN = 1 / 6
 )
 def pipetransformer(task: StageTask) -> Sequence[Stage] | None:
     """Even stages, halved as often as frozen layers allow."""
-    by_count = {count: o for o, count in task.groups()}
-    first = task.options["stages"] or max(by_count, default=0)
-    if first not in by_count:
-        raise PlanError(
-            f"stages={first}: {task.layers} layers on {task.devices} devices can have "
-            f"{', '.join(map(str, sorted(by_count))) or 'no number of'} stages of groups alike"
-        )
-    whole = _bytes(task, by_count[first])
-    left = np.where(np.arange(task.layers) < task.options["frozen"], whole * _FROZEN, whole)
+    frozen, possible = task.options["frozen"], {count for _, count in task.groups()}
+    if frozen > task.layers:
+        raise PlanError(f"frozen={frozen}: the step has {task.layers} layers, of which so many cannot be frozen")
+    first = task.options["stages"] or max(possible, default=0)
+    whole = _bytes(task, task.group_of(first))
+    left = np.where(np.arange(task.layers) < frozen, whole * _FROZEN, whole)
     most, count = _largest(whole, first), first
-    while count % 2 == 0 and count // 2 in by_count and _largest(left, count // 2) <= most:
+    while count % 2 == 0 and count // 2 in possible and _largest(left, count // 2) <= most:
         count //= 2
-    return task.alike(balanced(left, count), by_count[count])
+    return task.alike(balanced(left, count), task.group_of(count))
 
 
 def _bytes(task: StageTask, option: int) -> Array:

@@ -71,6 +71,16 @@ class StageTask:
             if not rest and count <= self.layers:
                 yield o, count
 
+    def group_of(self, stages: int) -> int:
+        """The option of which so many make up all devices. ``PlanError`` says which numbers are possible."""
+        by_count = {count: o for o, count in self.groups()}
+        if stages not in by_count:
+            raise PlanError(
+                f"stages={stages}: {self.layers} layers on {self.devices} devices can have "
+                f"{', '.join(map(str, sorted(by_count))) or 'no number of'} stages of groups alike"
+            )
+        return by_count[stages]
+
     def alike(self, cuts: Iterable[int], option: int) -> list[Stage]:
         """Stages on groups alike, that begin at layer 0 and at ``cuts``."""
         ends = [0, *map(int, cuts), self.layers]

@@ -22,9 +22,10 @@ from .task import StageTask, balanced
 def torchgpipe(task: StageTask) -> Sequence[Stage] | None:
     """The best number of blocks, each number with its most even cuts."""
     asked = task.options["stages"]
+    groups = [(task.group_of(asked), asked)] if asked else list(task.groups())
     each = np.arange(task.layers)
     return task.best(
         task.alike(balanced(seconds, count), o)
-        for o, count in task.groups()
-        if asked in (0, count) and np.isfinite(seconds := task.costs.seconds[each, each + 1, o]).all()
+        for o, count in groups
+        if np.isfinite(seconds := task.costs.seconds[each, each + 1, o]).all()
     )

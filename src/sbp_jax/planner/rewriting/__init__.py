@@ -5,7 +5,9 @@ programs before it is admitted; ``apply.py`` writes the new program; ``taso.py``
 the search is given a function that prices a program.
 """
 
-from . import concatenations, convolutions, products, transposes
+# The search tries substitutions in the order of these imports.
+from . import products  # isort: skip
+from . import concatenations, convolutions, transposes  # isort: skip
 from .apply import Move as Move
 from .apply import NoMatch as NoMatch
 from .apply import apply as apply

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ...errors import PlanError
-from ...trace import Atom, Graph, Lit, Op, Program, Structured, Value, build, fingerprint
+from ...trace import Atom, Graph, Op, Program, Structured, Value, build, fingerprint
 from ...trace.expand import remove_dead
 from .substitution import Change, Scope, Substitution, lookup
 
@@ -223,7 +223,6 @@ def _in_order(ops: list[tuple[int, Op | Structured]]) -> list[tuple[int, Op | St
         if _has_effect(op):
             before |= set() if effect is None else {effect}
             effect = j
-        before -= {j}
         waiting.append(len(before))
         for b in before:
             readers[b].append(j)
@@ -237,7 +236,7 @@ def _in_order(ops: list[tuple[int, Op | Structured]]) -> list[tuple[int, Op | St
             if waiting[r] == 0:
                 heapq.heappush(ready, r)
     if len(found) < len(ops):
-        raise NoMatch("what would be computed together hangs on each other")
+        raise NoMatch("what is to be computed together depends on each other")
     return found
 
 
@@ -265,8 +264,3 @@ def places(program: Program, substitution: Substitution) -> Iterator[tuple[Scope
         for site in substitution.sites(scope):
             yield scope, site
         graphs += [body for op in graph.ops if isinstance(op, Structured) for body in op.bodies]
-
-
-def is_literal(x: Atom) -> bool:
-    """Whether an operand is a scalar that is written in the program."""
-    return isinstance(x, Lit)

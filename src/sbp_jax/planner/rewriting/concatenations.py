@@ -3,7 +3,7 @@
 Jia et al., "TASO", SOSP 2019, table 2 (concatenation and split are inverse; concatenation is associative).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 
 from ...trace import Atom, Op, Value
-from .products import array, dtype_of, lengths
-from .substitution import Change, Scope, Site, Substitution, register
+from .random_shapes import array, dtype_of, lengths
+from .substitution import Change, Instance, Scope, Site, Substitution, register
 
 # A value, and where along the dim in question a piece of it begins and ends.
 _Piece = tuple[Value, int, int]
@@ -126,17 +126,14 @@ def _of_piece(scope: Scope, ops: Site) -> Change | None:
     return Change(tuple(inner.reads), op.outs, lambda x: [lax.slice(x, start, stop)])
 
 
-_Instance = Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[Any]]]
-
-
 def _parts(random: np.random.Generator, n: int) -> tuple[int, list[Any]]:
     """Arrays that differ along one dim, which comes first."""
     rank = int(random.integers(1, 4))
-    dim, shape, dtype = int(random.integers(rank)), lengths(random, rank), dtype_of(random)
+    dim, shape, dtype = int(random.integers(rank)), lengths(random, rank), dtype_of(random, np.int8)
     return dim, [array([*shape[:dim], k, *shape[dim + 1 :]], dtype) for k in lengths(random, n)]
 
 
-def _merged_instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _merged_instance(random: np.random.Generator) -> Instance:
     """Two concatenations in one another."""
     dim, parts = _parts(random, 4)
     at = int(random.integers(3))
@@ -149,7 +146,7 @@ def _merged_instance(random: np.random.Generator) -> tuple[Callable[..., Any], S
     return f, parts
 
 
-def _rebuilt_instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _rebuilt_instance(random: np.random.Generator) -> Instance:
     """Neighbouring pieces of one array side by side, alone or beside another."""
     dim, (x, y) = _parts(random, 2)
     shape = list(x.shape)
@@ -168,7 +165,7 @@ def _rebuilt_instance(random: np.random.Generator) -> tuple[Callable[..., Any], 
     return f, [array(shape, x.dtype), y]
 
 
-def _operand_instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _operand_instance(random: np.random.Generator) -> Instance:
     """A piece of a concatenation that lies in one of its operands, or all of them cut out again."""
     dim, parts = _parts(random, 3)
     k, is_split = int(random.integers(3)), bool(random.integers(2))
@@ -186,7 +183,7 @@ def _operand_instance(random: np.random.Generator) -> tuple[Callable[..., Any], 
     return f, parts
 
 
-def _piece_instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _piece_instance(random: np.random.Generator) -> Instance:
     """A slice of a slice, along any dims."""
     rank = int(random.integers(1, 4))
     shape = [int(x) for x in random.integers(4, 8, size=rank)]
@@ -197,7 +194,7 @@ def _piece_instance(random: np.random.Generator) -> tuple[Callable[..., Any], Se
         first = lax.slice(x, cuts, x.shape)
         return lax.slice_in_dim(first, 1, first.shape[again], axis=again)
 
-    return f, [array(shape, dtype_of(random))]
+    return f, [array(shape, dtype_of(random, np.int8))]
 
 
 merged = register(Substitution("merged concatenations", _find_concatenations, _merged, _merged_instance))

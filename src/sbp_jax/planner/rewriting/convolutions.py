@@ -3,15 +3,16 @@
 Jia et al., "TASO", SOSP 2019, section 2 and table 2 (convolution is linear in images and in kernels).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from jax import lax
 
 from ...trace import Op
-from .products import alike, array, dtype_of, find_sums, is_sum, lengths, pieces, reads_values, shared_operand, sharing
-from .substitution import Change, Scope, Site, Substitution, register
+from .products import alike, find_sums, is_sum, pieces, reads_values, shared_operand, sharing
+from .random_shapes import array, dtype_of, lengths
+from .substitution import Change, Instance, RandomInstance, Scope, Site, Substitution, register
 
 _CONV = "conv_general_dilated"
 
@@ -71,8 +72,8 @@ def _sum_as_one(scope: Scope, ops: Site) -> Change | None:
     return Change((*a.reads, *b.reads), total.outs, make)
 
 
-def _instance(is_sum: bool) -> Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[Any]]]:
-    def instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _instance(is_sum: bool) -> RandomInstance:
+    def instance(random: np.random.Generator) -> Instance:
         """Two or three convolutions with random windows, strides, padding, dilation and layouts."""
         rank, dtype = int(random.integers(1, 3)), dtype_of(random)
         image, window = random.integers(3, 6, size=rank), random.integers(1, 4, size=rank)

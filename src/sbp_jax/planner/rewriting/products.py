@@ -5,64 +5,19 @@ section 2 and table 2 (fused products, associativity, distributivity); found the
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ...trace import Op, Value
-from .substitution import Change, Scope, Site, Substitution, register
+from .labels import labels_of, natural_order, operands_may_swap, product
+from .random_shapes import array, dtype_of, lengths, wider
+from .substitution import Change, Instance, RandomInstance, Scope, Site, Substitution, register
 
 # Of so many parallel products the neighbours are tried in pairs, too.
 _MOST_PAIRS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """A product as an einsum: a number for every dim; numbers in both operands and not in the result are summed."""
-
-    left: tuple[int, ...]
-    right: tuple[int, ...]
-    out: tuple[int, ...]
-
-
-def labels_of(op: Op) -> Labels:
-    """The dims of a ``dot_general``, numbered from 0."""
-    (l_sum, r_sum), (l_batch, r_batch) = op.params["dimension_numbers"]
-    left = tuple(range(len(op.ins[0].shape)))
-    right = [len(left) + d for d in range(len(op.ins[1].shape))]
-    for i, j in (*zip(l_sum, r_sum, strict=True), *zip(l_batch, r_batch, strict=True)):
-        right[j] = left[i]
-    out = [left[i] for i in l_batch]
-    out += [x for d, x in enumerate(left) if d not in (*l_sum, *l_batch)]
-    out += [x for d, x in enumerate(right) if d not in (*r_sum, *r_batch)]
-    return Labels(left, tuple(right), tuple(out))
-
-
-def natural_order(left: Sequence[int], right: Sequence[int], out: Sequence[int]) -> list[int]:
-    """The order in which ``dot_general`` itself gives the dims of a result: batch, left, right."""
-    batch = [x for x in out if x in left and x in right]
-    return [
-        *batch,
-        *(x for x in left if x in out and x not in batch),
-        *(x for x in right if x in out and x not in batch),
-    ]
-
-
-def product(x: Any, left: Sequence[int], y: Any, right: Sequence[int], out: Sequence[int], like: Op) -> Any:
-    """The product of two arrays whose dims have these labels, with the precision of another product."""
-    batch = [i for i in out if i in left and i in right]
-    summed = [i for i in left if i in right and i not in out]
-    z = lax.dot_general(
-        x, y,
-        ((tuple(map(left.index, summed)), tuple(map(right.index, summed))),
-         (tuple(map(left.index, batch)), tuple(map(right.index, batch)))),
-        precision=like.params["precision"], preferred_element_type=like.params["preferred_element_type"],
-    )  # fmt: skip
-    order = natural_order(left, right, out)
-    return z if order == list(out) else lax.transpose(z, [order.index(i) for i in out])
 
 
 def alike(ops: Sequence[Op], *but: str) -> bool:
@@ -226,12 +181,16 @@ def _sum_as_one(scope: Scope, ops: Site) -> Change | None:
 
 
 def _distributed(scope: Scope, ops: Site) -> Change | None:
-    """``x a + x b -> x (a + b)``; the same for a shared right operand."""
+    """``x a + x b -> x (a + b)``; the same for a shared right operand.
+
+    Not where the result has a wider type than the operands: ``a + b`` would be rounded there, or overflow.
+    """
     if not is_sum(scope, ops, "dot_general"):
         return None
     total, *both = ops
     k = shared_operand(both)
-    if k is None or len({op.ins[1 - k].shape for op in both}) > 1:
+    others = [op.ins[1 - k] for op in both] if k is not None else []
+    if k is None or len({x.shape for x in others}) > 1 or others[0].dtype != total.outs[0].dtype:
         return None
     labels = labels_of(both[0])
 
@@ -239,7 +198,6 @@ def _distributed(scope: Scope, ops: Site) -> Change | None:
         x, y = (shared, lax.add(a, b)) if k == 0 else (lax.add(a, b), shared)
         return [product(x, labels.left, y, labels.right, labels.out, both[0])]
 
-    others = [op.ins[1 - k] for op in both]
     return Change((both[0].ins[k], *others), total.outs, make)  # pyright: ignore[reportArgumentType]
 
 
@@ -258,7 +216,7 @@ def _reassociated(scope: Scope, ops: Site) -> Change | None:
     at = [k for k, x in enumerate(outer.ins) if scope.maker(x) is inner]
     types = {x.dtype for op in ops for x in (*op.ins, *op.outs)}
     precision = [op.params["precision"] for op in ops]
-    if len(at) != 1 or len(types) > 1 or precision[0] != precision[1] or not _is_even(precision[0]):
+    if len(at) != 1 or len(types) > 1 or precision[0] != precision[1] or not operands_may_swap(precision[0]):
         return None
     # One numbering for three operands: the inner product's labels, through its result into the outer one.
     first, second = labels_of(inner), labels_of(outer)
@@ -299,43 +257,21 @@ def _reassociated(scope: Scope, ops: Site) -> Change | None:
     return Change((*inner.reads, b), outer.outs, make)  # pyright: ignore[reportArgumentType]
 
 
-def _is_even(precision: Any) -> bool:
-    """Whether a product's operands may change places."""
-    return not isinstance(precision, tuple) or precision[0] == precision[1]
-
-
-def array(shape: Sequence[int], dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
-    """An argument of a random program."""
-    return jax.ShapeDtypeStruct(tuple(map(int, shape)), dtype)
-
-
-def lengths(random: np.random.Generator, n: int) -> list[int]:
-    """Random lengths of dims, 1 included."""
-    return [int(x) for x in random.integers(1, 6, size=n)]
-
-
-def dtype_of(random: np.random.Generator) -> Any:
-    """One of the float types."""
-    return [np.float32, np.float16, jax.numpy.bfloat16][random.integers(3)]
-
-
-def _parallel_instance(same: bool) -> Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[Any]]]:
-    def instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _parallel_instance(same: bool) -> RandomInstance:
+    def instance(random: np.random.Generator) -> Instance:
         """Two or three products that share their left or right operand, batched or not, dims in random order."""
         batch, rows, inner = lengths(random, 3)
-        count, dtype, is_right = int(random.integers(2, 4)), dtype_of(random), bool(random.integers(2))
+        count, dtype, is_right = int(random.integers(2, 4)), dtype_of(random, np.int8), bool(random.integers(2))
         letters = "bk" if random.integers(2) else "k"
         sizes = {"b": batch, "m": rows, "k": inner}
         shared = "".join(random.permutation(list(letters + "m")))
         other = "".join(random.permutation(list(letters + "n")))
         columns = [int(random.integers(1, 5))] * count if same else lengths(random, count)
         shapes = [[sizes.get(c, n) for c in other] for n in columns]
-        types = [dtype, *([np.float32, None][int(random.integers(2))],)]
+        result = wider(random, dtype)
 
         def f(x: Any, *parts: Any) -> list[Any]:
-            return [
-                _einsum(*((shared, other, x, p) if not is_right else (other, shared, p, x)), types[1]) for p in parts
-            ]
+            return [_einsum(*((shared, other, x, p) if not is_right else (other, shared, p, x)), result) for p in parts]
 
         return f, [array([sizes[c] for c in shared], dtype), *(array(s, dtype) for s in shapes)]
 
@@ -352,21 +288,24 @@ def _einsum(left: str, right: str, x: Any, y: Any, result: Any = None) -> Any:
     )  # fmt: skip
 
 
-def _sum_instance(shared: bool) -> Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[Any]]]:
-    def instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _sum_instance(shared: bool) -> RandomInstance:
+    def instance(random: np.random.Generator) -> Instance:
         """The sum of two products, with or without a shared operand."""
         m, n, k, j = lengths(random, 4)
-        dtype, at = dtype_of(random), int(random.integers(2))
+        dtype, at = dtype_of(random, np.int8), int(random.integers(2))
+        result = wider(random, dtype)
         if not shared:
             left, right = ("mk", "km")[at], ("kn", "nk")[int(random.integers(2))]
             sizes = {"m": m, "n": n}
             shapes = [[sizes.get(c, length) for c in s] for length in (k, j) for s in (left, right)]
-            return lambda x, a, y, b: _einsum(left, right, x, a) + _einsum(left, right, y, b), [
+            return lambda x, a, y, b: _einsum(left, right, x, a, result) + _einsum(left, right, y, b, result), [
                 array(s, dtype) for s in shapes
             ]
 
         def f(x: Any, a: Any, b: Any) -> Any:
-            return x @ a + x @ b if at == 0 else a @ x + b @ x
+            pairs = ((x, a), (x, b)) if at == 0 else ((a, x), (b, x))
+            first, second = (jnp.matmul(*p, preferred_element_type=result) for p in pairs)
+            return first + second
 
         other = (k, n) if at == 0 else (n, m)
         return f, [array((m, k), dtype), array(other, dtype), array(other, dtype)]
@@ -374,10 +313,10 @@ def _sum_instance(shared: bool) -> Callable[[np.random.Generator], tuple[Callabl
     return instance
 
 
-def _chain_instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _chain_instance(random: np.random.Generator) -> Instance:
     """Three matrices, or a batch of them, whose product is cheaper in another order."""
     m, k, n = (int(x) for x in random.integers(4, 7, size=3))
-    dtype, p = dtype_of(random), int(random.integers(1, 3))
+    dtype, p = dtype_of(random, np.int8), int(random.integers(1, 3))
     batch = [(), (2,)][int(random.integers(2))]
     if random.integers(2):
         return lambda x, a, b: (x @ a) @ b, [array((*batch, *s), dtype) for s in ((m, k), (k, n), (n, p))]

@@ -1,9 +1,10 @@
-"""Whether a substitution computes the same: tested on random small programs in float64, before it is admitted.
+"""Whether a substitution computes the same: tested on random small programs, before it is admitted.
 
 TASO tests its generated substitutions on random inputs (SOSP 2019, section 2.1) and then proves them from axioms
-(section 3). Here a substitution is a function of shapes and parameters, and its instances are random programs; both
-sides are computed by numpy, in 64 bits whatever the program's types, so that no device is needed and a fault cannot
-hide in rounding.
+(section 3). Here a substitution is a function of shapes and parameters, and its instances are random programs. Both
+sides are computed by numpy, twice: with floats in 64 bits whatever the program's types, so that a fault cannot hide in
+rounding; and with every result rounded to the program's types, so that none is rounded that was not before. Integers
+have their own types, in which they overflow, and are compared exactly.
 """
 
 import functools
@@ -23,6 +24,9 @@ from .substitution import Substitution, lookup
 # As many instances for a proof, and so many for one that is made while planning.
 INSTANCES, QUICK_INSTANCES = 40, 12
 _TOLERANCE = 1e-9
+# Where values are rounded to the program's types: roundings of the result's type, on top of those of the program as it
+# was.
+_ROUNDINGS = 16
 
 
 class Disproved(PlanError):
@@ -30,10 +34,11 @@ class Disproved(PlanError):
 
 
 def prove(substitution: Substitution, instances: int = INSTANCES, seed: int = 0) -> int:
-    """Apply a substitution to random programs, and compare what both compute in float64.
+    """Apply a substitution to random programs, and compare what both compute.
 
     Returns how often it was applied. Raises ``Disproved`` with the first program for which results differ by more than
-    1e-9 of the largest one, in shape or in type, or where it fits in no program.
+    1e-9 of the largest one in float64, are further from it than before where each value is rounded to its type, differ
+    in shape or in type, or where it fits in no program.
     """
     random = np.random.default_rng(seed)
     applied = 0
@@ -41,7 +46,7 @@ def prove(substitution: Substitution, instances: int = INSTANCES, seed: int = 0)
         f, shapes = substitution.instance(random)
         program = build(jax.make_jaxpr(f)(*shapes))
         arrays = [_random(random, x) for x in shapes]
-        expected = evaluate(program, arrays)
+        exact, rounded = evaluate(program, arrays), evaluate(program, arrays, is_rounded=True)
         for _, site in list(places(program, substitution)):
             try:
                 changed, _ = apply(program, substitution, [tuple(op.index for op in site)])
@@ -50,16 +55,26 @@ def prove(substitution: Substitution, instances: int = INSTANCES, seed: int = 0)
                     f"substitution {substitution.name!r} cannot be applied where it fits: {error}"
                 ) from None
             applied += 1
-            found = evaluate(changed, arrays)
-            for op, before, x, y in zip(changed.output_ops, program.output_ops, found, expected, strict=True):
-                same = (op.ins[0].shape, op.ins[0].dtype) == (before.ins[0].shape, before.ins[0].dtype)
-                size = max(float(np.abs(y).max(initial=0.0)), 1.0)
-                if not same or x.shape != y.shape or not np.abs(x - y).max(initial=0.0) <= _TOLERANCE * size:
+            found = zip(evaluate(changed, arrays), evaluate(changed, arrays, is_rounded=True), strict=True)
+            before = zip(program.output_ops, exact, rounded, strict=True)
+            for new, (x, x_rounded), (old, y, y_rounded) in zip(changed.output_ops, found, before, strict=True):
+                dtype = old.ins[0].dtype
+                same = (new.ins[0].shape, new.ins[0].dtype) == (old.ins[0].shape, dtype) and x.shape == y.shape
+                if not same or not _is_close(x, y, y_rounded, x_rounded, dtype):
                     text = "; ".join(map(str, program.graph.ops))
                     raise Disproved(f"substitution {substitution.name!r} is wrong (instance {k}, seed {seed}): {text}")
     if not applied:
         raise Disproved(f"substitution {substitution.name!r} fitted in none of {instances} random programs")
     return applied
+
+
+def _is_close(x: np.ndarray, y: np.ndarray, y_rounded: np.ndarray, x_rounded: np.ndarray, dtype: Any) -> bool:
+    """Whether results are equal in 64 bits, and rounded ones no further from them than roundings of the type."""
+    if not jax.numpy.issubdtype(dtype, np.inexact):
+        return np.array_equal(x, y) and np.array_equal(x_rounded, y_rounded)
+    size = max(float(np.abs(y).max(initial=0.0)), 1.0)
+    allowed = _ROUNDINGS * float(jax.numpy.finfo(dtype).eps) * size + float(np.abs(y_rounded - y).max(initial=0.0))
+    return bool((np.abs(x - y) <= _TOLERANCE * size).all() and (np.abs(x_rounded - y) <= allowed).all())
 
 
 @functools.cache
@@ -71,30 +86,40 @@ def admitted(name: str) -> Substitution:
 
 
 def _random(random: np.random.Generator, shape: Any) -> np.ndarray:
-    return random.normal(size=shape.shape)
+    if shape.dtype.kind == "i":
+        info = np.iinfo(shape.dtype)
+        return random.integers(info.min, info.max, size=shape.shape, dtype=shape.dtype, endpoint=True)
+    return random.normal(size=shape.shape).astype(shape.dtype).astype(np.float64)
 
 
-def evaluate(program: Program, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """A program without control flow on numpy arrays, in 64 bits. Raises ``NoMatch`` for control flow, ``KeyError``
-    for an op that is not known here."""
-    scope: dict[int, np.ndarray] = {op.outs[0].id: x for op, x in zip(program.input_ops, arrays, strict=True)}
+def evaluate(program: Program, arrays: Sequence[np.ndarray], is_rounded: bool = False) -> list[np.ndarray]:
+    """A program without control flow on numpy arrays: floats in 64 bits, with ``is_rounded`` every one rounded to the
+    program's type; others in their types. Raises ``NoMatch`` for control flow, ``KeyError`` for an op that is not known
+    here."""
+
+    def as_typed(x: Any, dtype: Any) -> np.ndarray:
+        if not jax.numpy.issubdtype(dtype, np.floating):
+            return np.asarray(x).astype(dtype)
+        return np.asarray(x).astype(dtype if is_rounded else np.float64).astype(np.float64)
+
+    scope = {op.outs[0].id: as_typed(x, op.outs[0].dtype) for op, x in zip(program.input_ops, arrays, strict=True)}
 
     def read(x: Any) -> np.ndarray:
-        return (
-            scope[x.id] if isinstance(x, Value) else np.asarray(x.literal, np.float64 if x.dtype.kind in "fV" else None)
-        )
+        return scope[x.id] if isinstance(x, Value) else as_typed(x.literal, x.dtype)
 
     for op in program.graph.ops:
         if not isinstance(op, Op):
             raise NoMatch(f"{op.kind} cannot be computed by numpy: a substitution is proven on programs without it")
         results = _OPS[op.name](*map(read, op.ins), **{"params": op.params} if op.name in _WITH_PARAMS else {})
         results = results if op.primitive.multiple_results else [results]
-        scope.update((v.id, np.asarray(y)) for v, y in zip(op.outs, results, strict=True))
+        scope.update((v.id, as_typed(y, v.dtype)) for v, y in zip(op.outs, results, strict=True))
     return [read(op.ins[0]) for op in program.output_ops]
 
 
 def _dot(x: np.ndarray, y: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
     (l_sum, r_sum), (l_batch, r_batch) = params["dimension_numbers"]
+    if x.dtype.kind == "i":  # integers are multiplied in the result's type
+        x, y = (v.astype(params["preferred_element_type"] or x.dtype) for v in (x, y))
     left, right = list(range(x.ndim)), list(range(x.ndim, x.ndim + y.ndim))
     for i, j in (*zip(l_sum, r_sum, strict=True), *zip(l_batch, r_batch, strict=True)):
         right[j] = left[i]
@@ -150,7 +175,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "squeeze": lambda x, params: x.squeeze(tuple(params["dimensions"])),
     "expand_dims": lambda x, params: np.expand_dims(x, tuple(params["dimensions"])),
     "integer_pow": lambda x, params: x ** params["y"],
-    "convert_element_type": lambda x, params: x.astype(np.float64),
+    "convert_element_type": lambda x, params: x,
 }
 _WITH_PARAMS = _SHAPES.keys()
 _OPS: dict[str, Callable[..., Any]] = _SHAPES | {

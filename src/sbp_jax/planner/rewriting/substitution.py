@@ -11,6 +11,9 @@ from ...trace import Atom, Graph, Op, Value
 
 # The ops of a place at which a substitution fits, in the order that it wants them.
 Site = tuple[Op, ...]
+# A function, and the shapes and dtypes of its arguments.
+Instance = tuple[Callable[..., Any], Sequence[Any]]
+RandomInstance = Callable[[np.random.Generator], Instance]
 
 
 class Scope:
@@ -61,7 +64,7 @@ class Substitution:
     name: str
     find: Callable[[Scope], Iterable[Site]]
     change: Callable[[Scope, Site], Change | None]
-    instance: Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[Any]]]
+    instance: RandomInstance
 
     def sites(self, scope: Scope) -> Iterator[Site]:
         """Where it fits, each place once."""

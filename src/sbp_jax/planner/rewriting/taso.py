@@ -61,19 +61,21 @@ class _Found:
         Option("alpha", 1.05, "programs that cost more than this times the best are given up", least=1.0),
     ),
 )  # fmt: skip
-def taso(program: Program, price: Price, options: Mapping[str, Any]) -> Rewriting:
-    """The cheapest program that ``steps`` prices find. Deterministic."""
+def taso(
+    program: Program, price: Price, options: Mapping[str, Any], is_over: Callable[[], bool] = lambda: False
+) -> Rewriting:  # fmt: skip
+    """The cheapest program that ``steps`` prices find, or those until ``is_over``. Deterministic but for that."""
     steps, alpha = options["steps"], options["alpha"]
     whole = range(len(program.nodes))
     before = price(program, whole)
     best = first = _Found(before, 0, program, (), whole)
     queue, seen, priced = [first], {fingerprint(program)}, 1
-    while queue and priced < steps:
+    while queue and priced < steps and not is_over():
         at = heapq.heappop(queue)
         if at.seconds > alpha * best.seconds:
             break
         for substitution, sites in moves(at.program):
-            if priced >= steps:
+            if priced >= steps or is_over():
                 break
             made = _applied(at.program, substitution, sites)
             if made is None or (look := fingerprint(made[0])) in seen:

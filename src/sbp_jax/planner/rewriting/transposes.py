@@ -11,8 +11,10 @@ import numpy as np
 from jax import lax
 
 from ...trace import Lit, Op, Value
-from .products import array, dtype_of, labels_of, lengths, natural_order, product, reads_values
-from .substitution import Change, Scope, Site, Substitution, register
+from .labels import labels_of, natural_order, operands_may_swap, product
+from .products import reads_values
+from .random_shapes import array, dtype_of, lengths
+from .substitution import Change, Instance, RandomInstance, Scope, Site, Substitution, register
 
 # Element-wise ops whose parameters say nothing of shapes.
 ELEMENT_WISE = (
@@ -130,8 +132,7 @@ def _of_product(scope: Scope, ops: Site) -> Change | None:
     if len(ops) != 2 or ops[0].name != "transpose" or ops[1].name != "dot_general" or not reads_values(*ops):
         return None
     outer, op = ops
-    precision = op.params["precision"]
-    if scope.maker(outer.ins[0]) is not op or (isinstance(precision, tuple) and precision[0] != precision[1]):
+    if scope.maker(outer.ins[0]) is not op or not operands_may_swap(op.params["precision"]):
         return None
     own = labels_of(op)
     out = tuple(own.out[d] for d in _order(outer))
@@ -149,7 +150,7 @@ def _random_order(random: np.random.Generator, rank: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _cancelled_instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _cancelled_instance(random: np.random.Generator) -> Instance:
     """Two transposes, one after the other, that may undo each other."""
     rank = int(random.integers(2, 5))
     first, second = _random_order(random, rank), _random_order(random, rank)
@@ -167,8 +168,8 @@ _TABLE: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 
 
-def _element_wise_instance(before: bool) -> Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[Any]]]:
-    def instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _element_wise_instance(before: bool) -> RandomInstance:
+    def instance(random: np.random.Generator) -> Instance:
         """An element-wise function before or after a transpose."""
         rank = int(random.integers(2, 4))
         order, f = _random_order(random, rank), _TABLE[random.integers(len(_TABLE))]
@@ -180,11 +181,11 @@ def _element_wise_instance(before: bool) -> Callable[[np.random.Generator], tupl
     return instance
 
 
-def _product_instance(inside: bool) -> Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[Any]]]:
-    def instance(random: np.random.Generator) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _product_instance(inside: bool) -> RandomInstance:
+    def instance(random: np.random.Generator) -> Instance:
         """A product of transposed matrices, or one that is transposed; batched or not."""
         m, k, n, b = (int(x) + 1 for x in lengths(random, 4))
-        batch, dtype, side = [(), (b,)][int(random.integers(2))], dtype_of(random), int(random.integers(2))
+        batch, dtype, side = [(), (b,)][int(random.integers(2))], dtype_of(random, np.int8), int(random.integers(2))
         shapes = [[*batch, m, k], [*batch, k, n]]
         last = (*range(len(batch)), len(batch) + 1, len(batch))
         if inside:
