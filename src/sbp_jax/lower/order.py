@@ -9,7 +9,7 @@ they take themselves: ``emit.py`` passes them and one operand through one optimi
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..trace import Graph, Op, Structured, Value
@@ -17,6 +17,7 @@ from ..trace import Graph, Op, Structured, Value
 _PRODUCTS = frozenset(("dot_general", "ragged_dot_general", "conv_general_dilated"))
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"))
 _SCATTERS = "scatter"
+_SMALL = 16  # so many times smaller, and it costs next to nothing in memory
 
 IsFree = Callable[[Op], bool]
 
@@ -58,6 +59,7 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False) -> dict[int, Wait]:
     behind: dict[int, frozenset[int]] = {}  # where a value's bytes are: in itself, or in what its one reader computes
     found: dict[int, Wait] = {}
     waiting: list[Early] = []
+    products: set[int] = set()
     for k, op in enumerate(graph.ops):
         if is_kernel(op) and _is_large(op):
             late = tuple(e for e in waiting if e.holds and need.get(e.value.id, math.inf) > k)
@@ -65,6 +67,12 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False) -> dict[int, Wait]:
                 through = next((x for x in op.reads if behind.get(x.id, {x.id}) == {x.id}), op.reads[0])
                 found[k] = Wait(through, late)
             waiting = []
+        elif waiting and isinstance(op, Op) and not is_free(op):
+            late = tuple(e for e in waiting if any([x.id in e.holds for x in op.reads]) and need.get(e.value.id, math.inf) > k)
+            through = _aside(op, {i for e in late for i in e.holds}, behind, products) if late else None
+            if through is not None:
+                found[k] = Wait(through, late)
+                waiting = [e for e in waiting if e not in late]
         if (
             isinstance(op, Op)
             and op.name == "transpose"
@@ -76,8 +84,21 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False) -> dict[int, Wait]:
         for v in _results(op):
             behind[v.id] = frozenset((v.id,)) if is_kernel(op) or readers[v.id] > 1 else read
             if isinstance(op, Op) and is_kernel(op):
+                if op.name in _PRODUCTS:
+                    products.add(v.id)
                 waiting.append(Early(v, tuple(i for i in read if last[i] < need.get(v.id, math.inf))))
     return found
+
+
+def _aside(op: Op, held: set[int], behind: Mapping[int, frozenset[int]], products: set[int]) -> Value | None:
+    """The operand that is to come with the results that an op waits for, where the op is no kernel of its own.
+
+    One that is small beside what is held, or that itself: it must be in memory anyway, as a product's result is. A
+    barrier on anything else would keep XLA from computing it in its readers.
+    """
+    size = max([x.size_bytes for x in op.reads if x.id in held])
+    small = [x for x in op.reads if x.id in behind and x.id not in held and _SMALL * x.size_bytes <= size]
+    return min(small, key=lambda x: x.size_bytes, default=next((x for x in op.reads if x.id in products), None))
 
 
 def _reads(
@@ -119,4 +140,4 @@ def _is_large(op: Op | Structured) -> bool:
 
 def _is_kernel(op: Op) -> bool:
     """Whether its results are in memory, whoever reads them."""
-    return op.name in _REDUCTIONS or _is_large(op)
+    return op.name in _REDUCTIONS or op.name == "gather" or _is_large(op)
