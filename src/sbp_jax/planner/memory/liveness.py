@@ -263,8 +263,11 @@ class _Walk:
 
         A copied argument's buffer is free until its replacement is written, so the next copy goes there, from the
         largest to the smallest: of weights of one shape, one buffer more is there in all. It is there until the buffer
-        of the last is free, which that one's gradient gets, as large as it; gradients count for themselves.
+        of the last is free, which that one's gradient gets, as large as it; gradients count for themselves. Measured
+        on CPUs alone.
         """
+        if self.device != "cpu":
+            return
         copied = copied_arguments(self.program, self._is_kept, lambda op: self.repeats[op.index])
         lives: list[tuple[Lifetime, Value, int]] = []
         for v, new, at in copied:
