@@ -79,6 +79,24 @@ def test_only_what_holds_more_than_it_takes_is_worth_a_barrier(batch: int, expec
     assert barriers(train, f32(64, 64), f32(64, 64), f32(batch, 64)) == expected
 
 
+def test_a_softmax_waits_for_a_few_elements_that_are_gathered() -> None:
+    """XLA computes the gather in the loss, which nothing waits for, and keeps the logits until then."""
+
+    def loss(w, x, labels):
+        logits = x @ w
+        picked = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+        return (jax.nn.logsumexp(logits, axis=-1) - picked[:, 0]).mean()
+
+    def early(width: int) -> list[str]:
+        args = f32(64, width), f32(256, 64), jax.ShapeDtypeStruct((256,), jnp.int32)
+        graph = traced(jax.value_and_grad(loss), *args)
+        names = {v.id: op.name for op in graph.nodes() for v in op.outs}
+        return [names[e.value.id] for wait in waits(graph).values() for e in wait.results if e.picks]
+
+    assert early(1024) == ["gather"]
+    assert early(8) == []  # an eighth of the logits: no matter where it is computed
+
+
 def test_a_loop_waits_as_well() -> None:
     def run(x, w):
         total = jnp.sum(jnp.sin(x @ w))  # read at the end only

@@ -9,7 +9,7 @@ they take themselves: ``emit.py`` passes them and one operand through one optimi
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..trace import Graph, Op, Structured, Value
@@ -17,6 +17,7 @@ from ..trace import Graph, Op, Structured, Value
 _PRODUCTS = frozenset(("dot_general", "ragged_dot_general", "conv_general_dilated"))
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"))
 _SCATTERS = "scatter"
+_SMALL = 16  # so many times smaller, and it costs next to nothing in memory
 
 IsFree = Callable[[Op], bool]
 
@@ -26,12 +27,14 @@ class Early:
     """A result, and the ids of the values that stay in memory for it alone until it is made.
 
     ``turned``: its transpose, where nothing else reads it. With a barrier between a product and that, XLA turns the
-    product apart.
+    product apart. ``picks``: it is a gather of a few elements. XLA computes it in what reads it, maybe much later (a
+    loss at the end): the next op that reads what it holds waits for it.
     """
 
     value: Value
     holds: tuple[int, ...]
     turned: Value | None = None
+    picks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +61,21 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False) -> dict[int, Wait]:
     behind: dict[int, frozenset[int]] = {}  # where a value's bytes are: in itself, or in what its one reader computes
     found: dict[int, Wait] = {}
     waiting: list[Early] = []
+    products: set[int] = set()
     for k, op in enumerate(graph.ops):
         if is_kernel(op) and _is_large(op):
-            late = tuple(e for e in waiting if e.holds and need.get(e.value.id, math.inf) > k)
+            late = tuple(e for e in waiting if e.holds and not e.picks and need.get(e.value.id, math.inf) > k)
             if late and op.reads:
                 through = next((x for x in op.reads if behind.get(x.id, {x.id}) == {x.id}), op.reads[0])
                 found[k] = Wait(through, late)
             waiting = []
+        elif waiting and isinstance(op, Op) and not is_free(op):
+            read = {x.id for x in op.reads}
+            late = tuple(e for e in waiting if e.picks and not read.isdisjoint(e.holds))
+            through = _aside(op, {i for e in late for i in e.holds}, behind, products) if late else None
+            if through is not None:
+                found[k] = Wait(through, late)
+                waiting = [e for e in waiting if e not in late]
         if (
             isinstance(op, Op)
             and op.name == "transpose"
@@ -75,9 +86,26 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False) -> dict[int, Wait]:
         read = frozenset[int]().union(*(behind.get(x.id, ()) for x in op.reads))
         for v in _results(op):
             behind[v.id] = frozenset((v.id,)) if is_kernel(op) or readers[v.id] > 1 else read
-            if isinstance(op, Op) and is_kernel(op):
-                waiting.append(Early(v, tuple(i for i in read if last[i] < need.get(v.id, math.inf))))
+            if isinstance(op, Op) and op.name in _PRODUCTS:
+                products.add(v.id)
+            if isinstance(op, Op) and not is_free(op) and (_is_kernel(op) or _picks_few(op)):
+                holds = tuple(i for i in read if last[i] < need.get(v.id, math.inf))
+                waiting.append(Early(v, holds, picks=op.name == "gather"))
     return found
+
+
+def _aside(op: Op, held: set[int], behind: Mapping[int, frozenset[int]], products: set[int]) -> Value | None:
+    """The operand that is to come with the results that an op waits for, where the op is no kernel of its own.
+
+    What is held itself, where it must be in memory anyway, as a product's result is; or an operand that is small beside
+    it. A barrier on anything else would keep XLA from computing it in its readers.
+    """
+    product = next((x for x in op.reads if x.id in held and x.id in products), None)
+    if product is not None:
+        return product
+    size = max([x.size_bytes for x in op.reads if x.id in held])
+    small = [x for x in op.reads if x.id in behind and x.id not in held and _SMALL * x.size_bytes <= size]
+    return min(small, key=lambda x: x.size_bytes, default=None)
 
 
 def _reads(
@@ -120,3 +148,10 @@ def _is_large(op: Op | Structured) -> bool:
 def _is_kernel(op: Op) -> bool:
     """Whether its results are in memory, whoever reads them."""
     return op.name in _REDUCTIONS or _is_large(op)
+
+
+def _picks_few(op: Op) -> bool:
+    """Whether a gather takes little of what it reads; others are computed in what reads them."""
+    if op.name != "gather" or not isinstance(x := op.ins[0], Value):
+        return False
+    return _SMALL * op.outs[0].size_bytes <= x.size_bytes

@@ -58,15 +58,16 @@ class CostModel:
         """Bytes of one device's piece, as it is stored: padded to the longest."""
         if self.uneven:
             return value.size_bytes * self.share(value.shape, code)
-        return value.size_bytes / self._pieces(code)
+        return value.size_bytes / self.pieces(code)
 
     def share(self, shape: tuple[int, ...], code: Code) -> float:
         """The part of a value's bytes that one device stores."""
         if self.uneven:
             return stored_share(shape, code, self.axis_sizes)
-        return 1 / self._pieces(code)
+        return 1 / self.pieces(code)
 
-    def _pieces(self, code: Code) -> int:
+    def pieces(self, code: Code) -> int:
+        """Into how many pieces a signature splits a value."""
         pieces = 1
         for n, c in zip(self.axis_sizes, code, strict=True):
             if c >= 0:

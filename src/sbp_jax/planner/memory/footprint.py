@@ -228,6 +228,7 @@ class _Tables:
         if not readers or (hub is None and group == readers[0][0]):
             if not (life.named or life.home):
                 self._add(("own", group, k), group, -1, made, kept, v, room)
+            self._add(("own", group, k), group, -1, first, life.copied, v)
             return
         other, position = (hub, -1) if hub is not None else readers[0][:2]
         where = (group, k, other, position)
@@ -238,6 +239,8 @@ class _Tables:
             kept = self._apart(cluster, k, v, hub, apart, last)
         if life.resident:
             self._add(("own", group, k), group, -1, made, kept, v)
+            if life.copied >= first:
+                self._copied(group, k, v, life)
             self._add(("slice", *where), group, other, first, life.wanted, v)  # else the readers' kernels take it
             self._add(("smaller", *where), group, other, first, last, v)
             self._add(("larger", *where), group, other, first, last, v)
@@ -258,8 +261,17 @@ class _Tables:
                 self._add(("larger", *where), group, other, first, last, v)
             if whole == made:  # a loop's stack is written in the order that is wanted
                 self._add(("moved", *where), group, other, whole, whole, v)
+        if self.model.uneven:  # gathered with its padding, and then without
+            self._add(("padding", *where), group, other, first, first, v)
         if hub is not None:
             self._more(group, k, hub, v, life, readers)
+
+    def _copied(self, group: int, k: int, v: Value, life: Lifetime) -> None:
+        """The copy of a donated argument, where the node that it is made for reads the argument as it is."""
+        for reader, at, index in self.readers[v.id]:
+            if any([op.index == life.copied_for for op in self.clustering.clusters[index].ops]):
+                self._add(("same", group, k, reader, at), group, reader, life.first, life.copied, v)
+                return
 
     def _is_apart(self, life: Lifetime, reader: int) -> bool:
         """Whether a cluster shares no copy of a value with other readers.
@@ -351,7 +363,7 @@ class _Tables:
         if of is not None and hub is not None and hub.sets:  # a choice of the hub's is several signatures held at once
             beyond = what == "more"
             of = np.stack([of[list(x)].min(axis=0) for x in hub.sets]) if beyond else hub.by_choice(of)
-        words = "boxed copies of " if what in ("slice", "smaller", "larger", "more", "moved") else ""
+        words = "boxed copies of " if what in ("slice", "smaller", "larger", "more", "moved", "padding") else ""
         return None if of is None else _Table(words, a, b, of, factor)
 
     def _codes(self, key: object, make: Callable[[], list[Code]]) -> tuple[Code, ...]:
@@ -384,12 +396,17 @@ class _Tables:
             own, copy = self._shares(shape, made)[:, None], self._shares(shape, codes)[None, :]
             same = left == right
             cut = ~same & _is_slice(made, codes)
+
+            def padded(of: tuple[Code, ...], parts: np.ndarray) -> np.ndarray:
+                return parts * np.array([self.model.pieces(c) for c in of]).reshape(parts.shape) > 1 + 1e-9
+
             smaller, larger = ~same & ~cut & (copy <= own), ~same & ~cut & (copy > own)
             every = {
                 "same": same * own, "source of smaller": smaller * own, "source of larger": larger * own,
                 "smaller": smaller * copy, "larger": larger * copy, "more": ~same * copy,
                 "slice": cut * copy, "source of slice": cut * own,
-                "moved": smaller * _rearranged(made, codes) * own,
+                "moved": smaller * (_rearranged(made, codes) | padded(made, own) | padded(codes, copy)) * own,
+                "padding": larger * padded(made, own) * copy,
             }  # fmt: skip
             found = self.pairs[key] = {what: m for what, m in every.items() if m.any()}
         return found
