@@ -8,6 +8,8 @@ from typing import Any
 import jax
 
 from .. import drawing
+from .._compat import is_tracing
+from ..actors import Record
 from ..calls import values
 from ..calls.capture import trace
 from ..drawing import Box, Drawing
@@ -15,8 +17,9 @@ from ..errors import PlanError
 from ..planner.amounts import bytes_text, seconds_text
 from ..planner.catalogue import lookup
 from ..planner.placing import Devices, OpGraph, Placeable, PlacingTask, Timeline, placeable
+from ..step.jitted import weakened
 from ..trace import Program
-from .segments import SegmentRun, jax_devices
+from .segment_actors import SegmentRun, jax_devices
 
 _FILL, _SENT = "#9ecae1", "#fdae6b"
 
@@ -58,23 +61,46 @@ class Placed:
     def _run(self) -> SegmentRun:
         program, parts, _, _ = self._call
         on = jax_devices(self.devices.names, self.devices.jax_devices)
-        return SegmentRun(program, parts, self.timeline.device, on)
+        return SegmentRun(program, parts, self.timeline.device, self.timeline.order, self.devices.names, on)
 
     def run(self, *args: Any) -> Any:
         """The function's results, each op computed on its device; results stay where they were made.
 
-        ``PlanError`` for arguments of other shapes or types than the ops were placed for, or too few JAX devices.
+        Devices and links are lanes of actors (``sbp_jax.actors``), which work at the same time, each in the order of the
+        simulated run; ``record`` says what they did. Returns when all is done.
+
+        ``PlanError`` for arguments of other shapes or types than the ops were placed for, for too few JAX devices, and
+        where it is traced (``jax.jit``, ``jax.grad``): place the transformed function instead.
         """
+        if is_tracing():
+            raise PlanError(
+                f"{self.function} runs on several devices, by actors: it cannot be traced by jax.jit, jax.grad or "
+                "jax.vmap. Place the transformed function, sbp.place_ops(jax.grad(fn), ...)"
+            )
         _, _, expected, out_tree = self._call
         flat, tree = jax.tree.flatten((args, {}))
         shapes, in_tree = expected
-        given = [(x.shape, x.dtype) for x in map(values.aval, flat)]
+        given = list(map(values.look, flat))
         if tree != in_tree or given != shapes:
             raise PlanError(
                 f"{self.function} was placed for arguments {_shown(shapes)}, and is run with {_shown(given)}: place it "
                 "again for these"
             )
-        return jax.tree.unflatten(out_tree, self._run(flat))
+        weak = self._call[0].weak_results
+        return jax.tree.unflatten(out_tree, map(weakened, self._run(flat), weak))
+
+    def record(self) -> Record:
+        """What devices and links did in the last run, with measured times: pictures, a trace. ``PlanError`` before it."""
+        found = self._run.record if "_run" in self.__dict__ else None
+        if found is None:
+            raise PlanError(f"{self.function} has not run yet: call .run(...) once")
+        return found
+
+    def close(self) -> None:
+        """End the threads of its actors; ``run`` starts others."""
+        if "_run" in self.__dict__:
+            self._run.close()
+            del self.__dict__["_run"]
 
     def to_svg(self, width: float = 960.0) -> str:
         """The simulated run as a picture: a row for each device, low boxes for what is sent to it."""
@@ -150,10 +176,10 @@ def place_ops(
     parts = placeable(program, devices, ops)
     found = method.run(PlacingTask(parts.graph, devices, options))
     timeline = PlacingTask(parts.graph, devices).simulator.timeline(found.device, found.order)
-    shapes = [(x.shape, x.dtype) for x in map(values.aval, jax.tree.leaves(args))]
+    shapes = list(map(values.look, jax.tree.leaves(args)))
     call = program, parts, (shapes, in_tree), jax.tree.structure(out_shape)
     return Placed(name, solver, devices, parts.graph, timeline, found.bound_seconds, found.notes, call)
 
 
 def _shown(shapes: list[Any]) -> str:
-    return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in shapes) or "none"
+    return ", ".join(f"{t}{list(shape)}{' (weakly typed)' if weak else ''}" for shape, t, weak in shapes) or "none"

@@ -49,8 +49,8 @@ def network() -> Any:
 def train(
     graphs: Sequence[OpGraph], devices: Devices, *, steps: int = 200, samples: int = 16, seed: int = 0
 ) -> Policy:  # fmt: skip
-    """A policy for graphs like these; its ``place`` places others, too."""
-    return trained(network(), graphs, devices, steps=steps, samples=samples, seed=seed, proximal=True)
+    """A policy for graphs like these; its ``place`` places others, too. Errors are those of ``policy.train``."""
+    return trained("gdp", network(), graphs, devices, steps=steps, samples=samples, seed=seed, proximal=True)
 
 
 @register(
@@ -59,4 +59,4 @@ def train(
 )  # fmt: skip
 def gdp(task: PlacingTask) -> Placing:
     """The best placement met while learning on this graph."""
-    return learned(task, network(), proximal=True)
+    return learned(task, "gdp", network(), proximal=True)

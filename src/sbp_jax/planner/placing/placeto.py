@@ -64,8 +64,8 @@ def network() -> Any:
 def train(
     graphs: Sequence[OpGraph], devices: Devices, *, steps: int = 200, samples: int = 16, seed: int = 0
 ) -> Policy:  # fmt: skip
-    """A policy for graphs like these; its ``place`` places others, too."""
-    return trained(network(), graphs, devices, steps=steps, samples=samples, seed=seed)
+    """A policy for graphs like these; its ``place`` places others, too. Errors are those of ``policy.train``."""
+    return trained("placeto", network(), graphs, devices, steps=steps, samples=samples, seed=seed)
 
 
 @register(
@@ -75,4 +75,4 @@ def train(
 )  # fmt: skip
 def placeto(task: PlacingTask) -> Placing:
     """The best placement met while learning on this graph."""
-    return learned(task, network())
+    return learned(task, "placeto", network())
