@@ -165,7 +165,7 @@ def assert_same(ours: Any, plain: Any) -> None:
     assert jax.tree.structure(ours) == jax.tree.structure(plain)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
         assert jax.typeof(a) == jax.typeof(b)
-        if jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         np.testing.assert_allclose(np.asarray(a, b.dtype), b, rtol=2e-4, atol=2e-5)
 
@@ -252,9 +252,7 @@ def test_runs_that_cannot_be_are_refused_in_words() -> None:
     placed = sbp.place_ops(chains, x, x, devices=DEVICES)
     with pytest.raises(sbp.PlanError, match=r"cannot be traced.*sbp\.place_ops\(jax\.grad\(fn\)"):
         jax.jit(placed.run)(x, x)
-    with pytest.raises(
-        sbp.PlanError, match=r"placed for arguments float32\[4, 4\].*run with float32\[4, 4\], int32\[\]"
-    ):
+    with pytest.raises(sbp.PlanError, match=r"placed for .*run with float32\[4, 4\], int32\[\]"):
         placed.run(x, np.int32(1))
     weak = sbp.place_ops(lambda x: x * 2, jnp.float32(1), devices=DEVICES)
     with pytest.raises(sbp.PlanError, match="weakly typed"):

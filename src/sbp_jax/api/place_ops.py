@@ -66,8 +66,8 @@ class Placed:
     def run(self, *args: Any) -> Any:
         """The function's results, each op computed on its device; results stay where they were made.
 
-        Devices and links are lanes of actors (``sbp_jax.actors``), which work at the same time, each in the order of the
-        simulated run; ``record`` says what they did. Returns when all is done.
+        Devices and links are lanes of actors (``sbp_jax.actors``), which work at the same time, each in the order of
+        the simulated run; ``record`` says what they did. Returns when all is done.
 
         ``PlanError`` for arguments of other shapes or types than the ops were placed for, for too few JAX devices, and
         where it is traced (``jax.jit``, ``jax.grad``): place the transformed function instead.
@@ -90,7 +90,10 @@ class Placed:
         return jax.tree.unflatten(out_tree, map(weakened, self._run(flat), weak))
 
     def record(self) -> Record:
-        """What devices and links did in the last run, with measured times: pictures, a trace. ``PlanError`` before it."""
+        """What devices and links did in the last run, with measured times: a picture, a trace.
+
+        ``PlanError`` before the first run.
+        """
         found = self._run.record if "_run" in self.__dict__ else None
         if found is None:
             raise PlanError(f"{self.function} has not run yet: call .run(...) once")

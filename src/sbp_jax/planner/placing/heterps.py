@@ -2,9 +2,9 @@
 
 Liu, Wu, Yu, Ma, Feng, Zhang, Wu, Yao and Dou, "HeterPS: Distributed Deep Learning with Reinforcement Learning Based
 Scheduling in Heterogeneous Environments", Future Generation Computer Systems 148, 2023, arXiv:2111.10635: the policy
-reads the layers in order, its softmax draws a kind of resource for each, and REINFORCE with a baseline trains it. The
-paper's cost is money at a given throughput, and a layer gets as many devices of its kind as that needs; here the cost is
-the seconds of a run, and a layer gets one device.
+reads the layers in order, its softmax draws a kind of resource for each, and REINFORCE with a baseline trains it. There
+the cost is money at a given throughput, and a layer gets as many devices of its kind as that needs; here it is the
+seconds of a run, and a layer gets one device.
 """
 
 import functools
