@@ -7,7 +7,8 @@ Each step (forward, backward, update) is traced once and merged to ``--ops`` ops
 is judged by the same simulator. "best": over the shortest run of the row. "bound": what no placement of these ops
 takes less than, over the same; pesto's, proven. "s" is processor seconds, compiling included. Policies are trained on
 the graph that they place, by ``--steps`` updates. "gdp, before" and the like were trained on random graphs for the same
-devices before, and place the graph without learning of it. "tight": no GPU can hold a whole run. "-": the method refused, with the reason below the table.
+devices before, and place the graph without learning of it. "tight": no GPU can hold a whole run. "-": the method
+refused, with the reason below the table.
 Ends with exit code 1 where any method is below the bound.
 """
 
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import jax
 import jax.numpy as jnp
+
 import sbp_jax as sbp
 import zoo
 from sbp_jax.calls.capture import trace

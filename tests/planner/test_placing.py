@@ -163,6 +163,13 @@ def test_a_trained_policy_places_graphs_that_it_has_not_seen(name: str) -> None:
     several = [policy.place(g) for g in unseen]
     assert all(x.seconds <= a * (1 + 1e-9) for x, a in zip(several, first, strict=True))
     assert several[0] == policy.place(unseen[0])
+    w, x = inputs()
+    placed = sbp.place_ops(model, w, x, devices=DEVICES, solver=policy, ops=12)
+    assert placed.solver == name and placed.bound == 0
+    with pytest.raises(sbp.PlanError, match="trained for 3 devices, and there are 2"):
+        sbp.place_ops(model, w, x, devices=sbp.Devices.of("v100", "host"), solver=policy)
+    with pytest.raises(sbp.PlanError, match="takes none"):
+        sbp.place_ops(model, w, x, devices=DEVICES, solver=policy, solver_options={"steps": 3})
     untrained = train([sample_graph(0, 14, DEVICES)], DEVICES, steps=1)
     assert sum(first) < sum(untrained.place(g, samples=1).seconds for g in unseen)
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from ..drawing import Box, Drawing
 from ..errors import PlanError
 from ..planner.amounts import bytes_text, seconds_text
 from ..planner.catalogue import lookup
-from ..planner.placing import Devices, OpGraph, Placeable, PlacingTask, Timeline, placeable
+from ..planner.placing import Devices, OpGraph, Placeable, PlacingTask, Policy, Timeline, placeable
 from ..step.jitted import weakened
 from ..trace import Program
 from .segment_actors import SegmentRun, jax_devices
@@ -145,7 +145,7 @@ class Placed:
 
 
 def place_ops(
-    fn: Callable[..., Any], *args: Any, devices: Devices, solver: str = "heft",
+    fn: Callable[..., Any], *args: Any, devices: Devices, solver: str | Policy = "heft",
     solver_options: Mapping[str, Any] | None = None, ops: int = 50,
 ) -> Placed:  # fmt: skip
     """Give every op of a function a device, among devices that may be unlike, so that one run of it is short.
@@ -157,7 +157,8 @@ def place_ops(
         fn: a function of arrays and trees of arrays.
         args: what it is called with; shapes (``jax.ShapeDtypeStruct``) do.
         devices: where ops may run.
-        solver: a method of the family "placing" (``sbp.planner.solvers().of("placing")`` lists them).
+        solver: a method of the family "placing" (``sbp.planner.solvers().of("placing")`` lists them), or a policy that
+            was trained on other graphs (``sbp_jax.planner.placing.gdp.train``, ``placeto.train``, ``regal.train``).
         solver_options: its options by name.
         ops: small ops are merged with their neighbours until at most so many are left.
 
@@ -168,8 +169,8 @@ def place_ops(
         PlanError: the solver or an option is not known; no placement was found that fits in memory; the graph is too
             large for the method; the function has ops with effects.
     """
-    method = lookup(solver, "placing")
-    options = method.checked(solver_options)
+    named = solver if isinstance(solver, str) else getattr(solver, "name", solver)
+    options = lookup(named, "placing").checked(solver_options)
     if not isinstance(devices, Devices):
         raise PlanError(f"devices={devices!r}: give sbp.Devices, such as sbp.Devices.of('a100-80', 'v100', 'host')")
     if isinstance(ops, bool) or not isinstance(ops, int) or ops < 1:
@@ -177,11 +178,18 @@ def place_ops(
     name = getattr(fn, "__name__", type(fn).__name__)
     program, in_tree, out_shape = trace(fn, args, {}, (), ())
     parts = placeable(program, devices, ops)
-    found = method.run(PlacingTask(parts.graph, devices, options))
+    if isinstance(solver, Policy):
+        if solver_options:
+            raise PlanError(f"solver_options={dict(solver_options)!r}: a policy that is trained takes none")
+        if len(devices) != len(solver.devices):
+            raise PlanError(f"the policy was trained for {len(solver.devices)} devices, and there are {len(devices)}")
+        found = replace(solver, devices=devices).place(parts.graph)
+    else:
+        found = lookup(solver, "placing").run(PlacingTask(parts.graph, devices, options))
     timeline = PlacingTask(parts.graph, devices).simulator.timeline(found.device, found.order)
     shapes = list(map(values.look, jax.tree.leaves(args)))
     call = program, parts, (shapes, in_tree), jax.tree.structure(out_shape)
-    return Placed(name, solver, devices, parts.graph, timeline, found.bound_seconds, found.notes, call)
+    return Placed(name, named, devices, parts.graph, timeline, found.bound_seconds, found.notes, call)
 
 
 def _shown(shapes: list[Any]) -> str:
