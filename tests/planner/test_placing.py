@@ -22,6 +22,7 @@ from sbp_jax.planner.placing import (
     Policy,
     Simulator,
     Tensor,
+    dnn_partitioning,
     gdp,
     placeto,
     regal,
@@ -143,6 +144,51 @@ def test_answers_are_placements_that_repeat_themselves(name: str) -> None:
         assert found(name, graph, **options) == first
 
 
+def test_contiguous_splits_have_the_least_load_of_all() -> None:
+    """Every way to give each device, in any turn, an interval of ideals; devices alike are not told apart."""
+    for kinds in (("v100", "v100", "host"), ("a100-80", "v100", "host")):
+        devices = sbp.Devices.of(*kinds)
+        for seed in range(3):
+            graph = sample_graph(seed, 6, devices, apart=0.2)
+            s = Simulator(graph, devices)
+            splits = dnn_partitioning._Splits(s, dnn_partitioning._ideals(s, 1000))
+            ideals = splits.ideals
+            for largest in (True, False):
+                least = np.inf
+                for a, b in itertools.combinations_with_replacement(range(len(ideals)), 2):
+                    chain = [0, a, b, len(ideals) - 1]
+                    if any((ideals[x] & ~ideals[y]).any() for x, y in itertools.pairwise(chain)):
+                        continue
+                    loads = [splits.loads(y, np.array([x]))[:, 0] if x != y else np.zeros(3)
+                             for x, y in itertools.pairwise(chain)]  # fmt: skip
+                    for turn in itertools.permutations(range(3)):
+                        each = [load[d] for load, d in zip(loads, turn, strict=True)]
+                        least = min(least, max(each) if largest else sum(each))
+                device = np.array(splits.best(largest))
+                found = []
+                for d in range(3):
+                    own = device == d
+                    enters = [t.maker >= 0 and not own[t.maker] and any(own[list(t.readers)]) for t in graph.tensors]
+                    leaves = [t.maker >= 0 and own[t.maker] and not all(own[list(t.readers)]) for t in graph.tensors]
+                    crosses = np.array([a or b for a, b in zip(enters, leaves, strict=True)])
+                    inner = np.array([t.maker >= 0 for t in graph.tensors])
+                    found.append(graph.seconds[own, d].sum() + splits.tensor_seconds[d, crosses[inner]].sum())
+                assert (max(found) if largest else sum(found)) == pytest.approx(least, rel=1e-9)
+
+
+def test_many_devices_alike_are_quick_and_many_unlike_are_refused() -> None:
+    alike = sbp.Devices.of(*["v100"] * 24)
+    graph = sample_graph(0, 8, sbp.Devices.of("v100", "v100"))
+    same = OpGraph(graph.names, np.repeat(graph.seconds[:, :1], 24, axis=1), graph.tensors, graph.scratch_bytes)
+    assert len(found("dnn_partitioning", same, alike).device) == 8
+    unlike = sbp.Devices.by_speed(
+        [f"d{k}" for k in range(12)], flops_per_second=[1e12 * (k + 1) for k in range(12)],
+        memory_bytes_per_second=[1e11] * 12, memory_bytes=[1e10] * 12,
+    )  # fmt: skip
+    with pytest.raises(sbp.PlanError, match=r"up to 10 unlike ones.*12 of 12 kinds"):
+        found("dnn_partitioning", sample_graph(0, 8, unlike), unlike)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_graphs_without_ops_are_placed(name: str) -> None:
     placed = sbp.place_ops(lambda x: x, jnp.ones(3), devices=DEVICES, solver=name, solver_options=SHORT.get(name))
@@ -151,9 +197,9 @@ def test_graphs_without_ops_are_placed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gdp", "placeto"])
 def test_a_trained_policy_places_graphs_that_it_has_not_seen(name: str) -> None:
-    """Better than chance and than the best single device, by its first choice alone, and again after training anew."""
+    """Its first choice is better than chance and than the best device; with draws, than as many by chance."""
     train = {"gdp": gdp.train, "placeto": placeto.train}[name]
-    policy = train([sample_graph(k, 14, DEVICES) for k in range(8)], DEVICES, steps=400)
+    policy = train([sample_graph(k, 14, DEVICES) for k in range(8)], DEVICES, steps=800)
     unseen = [sample_graph(1000 + k, 14, DEVICES) for k in range(10)]
     first = [policy.place(g, samples=1).seconds for g in unseen]
     one = [found("one_device", g).seconds for g in unseen]
@@ -161,6 +207,7 @@ def test_a_trained_policy_places_graphs_that_it_has_not_seen(name: str) -> None:
     assert sum(first) < 0.97 * sum(one) and sum(first) < 0.5 * sum(chance)
     assert sum(a < b * (1 - 1e-9) for a, b in zip(first, one, strict=True)) >= 5
     several = [policy.place(g) for g in unseen]
+    assert sum(x.seconds for x in several) < 0.8 * sum(found("random", g, tries=16).seconds for g in unseen)
     assert all(x.seconds <= a * (1 + 1e-9) for x, a in zip(several, first, strict=True))
     assert several[0] == policy.place(unseen[0])
     w, x = inputs()
@@ -174,6 +221,7 @@ def test_a_trained_policy_places_graphs_that_it_has_not_seen(name: str) -> None:
     assert sum(first) < sum(untrained.place(g, samples=1).seconds for g in unseen)
 
 
+@pytest.mark.slow
 def test_learned_priors_of_the_genetic_search_serve_graphs_not_seen() -> None:
     """With few generations, priors that were trained on other graphs find more than uniform ones."""
     graphs = [sample_graph(k, 12, DEVICES) for k in range(6)]

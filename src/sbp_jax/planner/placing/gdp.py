@@ -2,7 +2,9 @@
 
 Zhou, Roy, Abdolrashidi, Wong, Ma, Xu, Zhong, Liu, Goldie, Mirhoseini and Laudon, "GDP: Generalized Device Placement for
 Dataflow Graphs", arXiv:1910.01578, section 3: GraphSAGE embeds the ops, a transformer gives each its device, and PPO
-trains both on a batch of graphs; the policy then places graphs that it has not seen, with or without more training.
+trains both on several graphs; the policy then places graphs that it has not seen, with or without more training. The
+paper's transformer reads long graphs in segments, and its layers are weighed by the graph's embedding; here all ops of
+these small graphs attend to each other.
 """
 
 import functools

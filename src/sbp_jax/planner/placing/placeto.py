@@ -1,7 +1,7 @@
 """Placeto: a placement is improved node by node, by a policy on graph embeddings; one policy for many graphs.
 
 Addanki, Bojja Venkatakrishnan, Gupta, Mao and Alizadeh, "Learning Generalizable Device Placement Algorithms for
-Distributed Machine Learning", NeurIPS 2019, arXiv:1906.08879, section 3: an episode visits each op once and gives it a
+Distributed Machine Learning", NeurIPS 2019, arXiv:1906.08879: an episode visits each op once and gives it a
 device; the state is the graph with the placement so far, embedded by messages along its edges. The paper's rewards are
 the improvements of each step; undiscounted they add up to what the placement gains, which is the reward here.
 """
@@ -71,7 +71,7 @@ def train(
 @register(
     "placeto", family="placing", promises="none", options=OPTIONS,
     paper="Addanki et al.: Learning Generalizable Device Placement Algorithms for Distributed Machine Learning, "
-    "NeurIPS 2019, arXiv:1906.08879, section 3",
+    "NeurIPS 2019, arXiv:1906.08879",
 )  # fmt: skip
 def placeto(task: PlacingTask) -> Placing:
     """The best placement met while learning on this graph."""
