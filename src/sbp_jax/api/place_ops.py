@@ -169,7 +169,7 @@ def place_ops(
         PlanError: the solver or an option is not known; no placement was found that fits in memory; the graph is too
             large for the method; the function has ops with effects.
     """
-    named = solver if isinstance(solver, str) else getattr(solver, "name", solver)
+    named: Any = solver.name if isinstance(solver, Policy) else solver
     options = lookup(named, "placing").checked(solver_options)
     if not isinstance(devices, Devices):
         raise PlanError(f"devices={devices!r}: give sbp.Devices, such as sbp.Devices.of('a100-80', 'v100', 'host')")
