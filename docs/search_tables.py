@@ -33,7 +33,7 @@ def means(family: str) -> Means:
         return _rewriting(text)
     found = []
     for row in rows(text, "method"):
-        seconds = next(x for name, x in row.items() if "mean" in name and name.split()[0] in ("seconds", "search"))
+        seconds = next(x for name, x in row.items() if name.startswith(("seconds", "search")))
         found.append((row["method"], float(row["mean of best"]), float(seconds)))
     return sorted(found, key=lambda x: x[1])
 
