@@ -1,16 +1,18 @@
 """Every published search for signatures on the model zoo: objective over the best known, bound, seconds.
 
     python benchmarks/search_zoo.py [--only gpt,lstm] [--meshes 1x8,2x4] [--methods tofu,pase] [--cluster a100-80]
-                                    [--picture out.png]
+                                    [--picture out.png] [--families signatures,stages,placing,rewriting]
 
-All minimise the same, the plain sum of compute and boxing (``overlap=False``), without a memory limit. The best known
-is the least objective of the row, the exact search's included. "-": the method refused, with the reason below the
-table. Ends with exit code 1 where any method is below the bound that the exact search has proven: that is a fault in
-the bound.
+With ``--families``, the tables of these families one after the other: those beside signatures are search_stages.py,
+search_placing.py and search_rewriting.py, each with its own defaults. All signatures' methods minimise the same, the
+plain sum of compute and boxing (``overlap=False``), without a memory limit. The best known is the least objective of
+the row, the exact search's included. "-": the method refused, with the reason below the table. Ends with exit code 1
+where any method is below the bound that the exact search has proven: that is a fault in the bound.
 """
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 import warnings
@@ -37,10 +39,11 @@ MODELS: dict[str, Callable[[], Any]] = {
 # The exhaustive search is for graphs of a few decisions; GSPMD's wants a user's annotations.
 LEFT_OUT = ("exhaustive", "gspmd")
 _SAME = 1e-6
+FAMILIES = ("signatures", "stages", "placing", "rewriting")
 
 
 def main() -> int:
-    """Print the table and draw the picture; 1 where a method is below the proven bound."""
+    """Print the tables and draw the picture; 1 where a method is below the proven bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(MODELS))
     parser.add_argument("--meshes", default="1x8,2x4,8x8,2x2x2")
@@ -48,7 +51,22 @@ def main() -> int:
     parser.add_argument("--methods", default=",".join(["ilp", *(n for n in listed if n != "ilp")]))
     parser.add_argument("--cluster", default="a100-80")
     parser.add_argument("--picture", type=Path, help="seconds against ratio, as PNG or SVG")
+    parser.add_argument("--families", default="signatures", help=f"of {', '.join(FAMILIES)}")
     args = parser.parse_args()
+    families = args.families.split(",")
+    if unknown := [f for f in families if f not in FAMILIES]:
+        parser.error(f"--families {', '.join(unknown)}: possible: {', '.join(FAMILIES)}")
+    return max([signatures(args) if f == "signatures" else sibling(f) for f in families])
+
+
+def sibling(family: str) -> int:
+    """Another family's script, in a process of its own; its exit code."""
+    print(f"\n== {family}", flush=True)
+    return subprocess.run([sys.executable, str(Path(__file__).with_name(f"search_{family}.py"))]).returncode
+
+
+def signatures(args: argparse.Namespace) -> int:
+    """The table of signatures."""
     warnings.simplefilter("ignore", UserWarning)
     began, below = time.perf_counter(), 0
     refused: dict[str, str] = {}

@@ -2,21 +2,24 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from .. import drawing
+from .._compat import is_tracing
+from ..actors import Record
 from ..calls import values
 from ..calls.capture import trace
 from ..drawing import Box, Drawing
 from ..errors import PlanError
 from ..planner.amounts import bytes_text, seconds_text
 from ..planner.catalogue import lookup
-from ..planner.placing import Devices, OpGraph, Placeable, PlacingTask, Timeline, placeable
+from ..planner.placing import Devices, OpGraph, Placeable, PlacingTask, Policy, Timeline, placeable
+from ..step.jitted import weakened
 from ..trace import Program
-from .segments import SegmentRun, jax_devices
+from .segment_actors import SegmentRun, jax_devices
 
 _FILL, _SENT = "#9ecae1", "#fdae6b"
 
@@ -58,23 +61,49 @@ class Placed:
     def _run(self) -> SegmentRun:
         program, parts, _, _ = self._call
         on = jax_devices(self.devices.names, self.devices.jax_devices)
-        return SegmentRun(program, parts, self.timeline.device, on)
+        return SegmentRun(program, parts, self.timeline.device, self.timeline.order, self.devices.names, on)
 
     def run(self, *args: Any) -> Any:
         """The function's results, each op computed on its device; results stay where they were made.
 
-        ``PlanError`` for arguments of other shapes or types than the ops were placed for, or too few JAX devices.
+        Devices and links are lanes of actors (``sbp_jax.actors``), which work at the same time, each in the order of
+        the simulated run; ``record`` says what they did. Returns when all is done.
+
+        ``PlanError`` for arguments of other shapes or types than the ops were placed for, for too few JAX devices, and
+        where it is traced (``jax.jit``, ``jax.grad``): place the transformed function instead.
         """
+        if is_tracing():
+            raise PlanError(
+                f"{self.function} runs on several devices, by actors: it cannot be traced by jax.jit, jax.grad or "
+                "jax.vmap. Place the transformed function, sbp.place_ops(jax.grad(fn), ...)"
+            )
         _, _, expected, out_tree = self._call
         flat, tree = jax.tree.flatten((args, {}))
         shapes, in_tree = expected
-        given = [(x.shape, x.dtype) for x in map(values.aval, flat)]
+        given = list(map(values.look, flat))
         if tree != in_tree or given != shapes:
             raise PlanError(
                 f"{self.function} was placed for arguments {_shown(shapes)}, and is run with {_shown(given)}: place it "
                 "again for these"
             )
-        return jax.tree.unflatten(out_tree, self._run(flat))
+        weak = self._call[0].weak_results
+        return jax.tree.unflatten(out_tree, map(weakened, self._run(flat), weak))
+
+    def record(self) -> Record:
+        """What devices and links did in the last run, with measured times: a picture, a trace.
+
+        ``PlanError`` before the first run.
+        """
+        found = self._run.record if "_run" in self.__dict__ else None
+        if found is None:
+            raise PlanError(f"{self.function} has not run yet: call .run(...) once")
+        return found
+
+    def close(self) -> None:
+        """End the threads of its actors; ``run`` starts others."""
+        if "_run" in self.__dict__:
+            self._run.close()
+            del self.__dict__["_run"]
 
     def to_svg(self, width: float = 960.0) -> str:
         """The simulated run as a picture: a row for each device, low boxes for what is sent to it."""
@@ -116,7 +145,7 @@ class Placed:
 
 
 def place_ops(
-    fn: Callable[..., Any], *args: Any, devices: Devices, solver: str = "heft",
+    fn: Callable[..., Any], *args: Any, devices: Devices, solver: str | Policy = "heft",
     solver_options: Mapping[str, Any] | None = None, ops: int = 50,
 ) -> Placed:  # fmt: skip
     """Give every op of a function a device, among devices that may be unlike, so that one run of it is short.
@@ -128,7 +157,8 @@ def place_ops(
         fn: a function of arrays and trees of arrays.
         args: what it is called with; shapes (``jax.ShapeDtypeStruct``) do.
         devices: where ops may run.
-        solver: a method of the family "placing" (``sbp.planner.solvers().of("placing")`` lists them).
+        solver: a method of the family "placing" (``sbp.planner.solvers().of("placing")`` lists them), or a policy that
+            was trained on other graphs (``sbp_jax.planner.placing.gdp.train``, ``placeto.train``, ``regal.train``).
         solver_options: its options by name.
         ops: small ops are merged with their neighbours until at most so many are left.
 
@@ -139,8 +169,8 @@ def place_ops(
         PlanError: the solver or an option is not known; no placement was found that fits in memory; the graph is too
             large for the method; the function has ops with effects.
     """
-    method = lookup(solver, "placing")
-    options = method.checked(solver_options)
+    named: Any = solver.name if isinstance(solver, Policy) else solver
+    options = lookup(named, "placing").checked(solver_options)
     if not isinstance(devices, Devices):
         raise PlanError(f"devices={devices!r}: give sbp.Devices, such as sbp.Devices.of('a100-80', 'v100', 'host')")
     if isinstance(ops, bool) or not isinstance(ops, int) or ops < 1:
@@ -148,12 +178,19 @@ def place_ops(
     name = getattr(fn, "__name__", type(fn).__name__)
     program, in_tree, out_shape = trace(fn, args, {}, (), ())
     parts = placeable(program, devices, ops)
-    found = method.run(PlacingTask(parts.graph, devices, options))
+    if isinstance(solver, Policy):
+        if solver_options:
+            raise PlanError(f"solver_options={dict(solver_options)!r}: a policy that is trained takes none")
+        if len(devices) != len(solver.devices):
+            raise PlanError(f"the policy was trained for {len(solver.devices)} devices, and there are {len(devices)}")
+        found = replace(solver, devices=devices).place(parts.graph)
+    else:
+        found = lookup(solver, "placing").run(PlacingTask(parts.graph, devices, options))
     timeline = PlacingTask(parts.graph, devices).simulator.timeline(found.device, found.order)
-    shapes = [(x.shape, x.dtype) for x in map(values.aval, jax.tree.leaves(args))]
+    shapes = list(map(values.look, jax.tree.leaves(args)))
     call = program, parts, (shapes, in_tree), jax.tree.structure(out_shape)
-    return Placed(name, solver, devices, parts.graph, timeline, found.bound_seconds, found.notes, call)
+    return Placed(name, named, devices, parts.graph, timeline, found.bound_seconds, found.notes, call)
 
 
 def _shown(shapes: list[Any]) -> str:
-    return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in shapes) or "none"
+    return ", ".join(f"{t}{list(shape)}{' (weakly typed)' if weak else ''}" for shape, t, weak in shapes) or "none"

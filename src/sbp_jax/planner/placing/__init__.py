@@ -20,8 +20,10 @@ from .devices import Devices as Devices
 from .from_program import Placeable as Placeable
 from .from_program import placeable as placeable
 from .from_program import results_of as results_of
+from .from_program import sources as sources
 from .graph import OpGraph as OpGraph
 from .graph import Tensor as Tensor
+from .policy import Policy as Policy
 from .samples import sample_graph as sample_graph
 from .simulate import Simulator as Simulator
 from .simulate import Timeline as Timeline

@@ -19,4 +19,4 @@ from .task import Placing, PlacingTask
 )  # fmt: skip
 def colocrl(task: PlacingTask) -> Placing:
     """The best placement met while learning."""
-    return learned(task, sequence_network())
+    return learned(task, "colocrl", sequence_network())

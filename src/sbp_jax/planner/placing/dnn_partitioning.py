@@ -8,6 +8,9 @@ the largest load. One run through the graph may want less: the least sum of load
 the simulated run is kept. For graphs with too many ideals the paper orders the ops in a line.
 """
 
+import itertools
+import math
+
 import numpy as np
 
 from ...errors import PlanError
@@ -15,6 +18,7 @@ from ..catalogue import Option, register
 from .simulate import Simulator
 from .task import Placing, PlacingTask, finished
 
+_MOST_STATES = 1024
 _GOALS = ("either", "largest", "sum")
 
 
@@ -96,26 +100,50 @@ class _Splits:
     def best(self, largest: bool) -> list[int]:
         """By op its device, with the least largest load or the least sum of loads."""
         many = len(self.ideals)
-        states = 1 << self.n
-        cost = np.full((states, many), np.inf)
+        first, count = self.alike()
+        used_of = list(itertools.product(*(range(k + 1) for k in count)))  # how many of each kind are used
+        number = {used: k for k, used in enumerate(used_of)}
+        cost = np.full((len(used_of), many), np.inf)
         cost[:, 0] = 0.0
-        came = np.zeros((states, many, 2), int)  # the smaller ideal, and the device that runs what is beyond it
+        came = np.zeros((len(used_of), many, 2), int)  # the smaller ideal, and the kind that runs what is beyond it
+        less = {(u, c): number[(*used[:c], used[c] - 1, *used[c + 1 :])]
+                for u, used in enumerate(used_of) for c in range(len(count)) if used[c]}  # fmt: skip
         for at in range(1, many):
             below = np.flatnonzero(~(self.ideals[:at] & ~self.ideals[at]).any(axis=1))
             loads = self.loads(at, below)
-            for used in range(1, states):
-                for d in range(self.n):
-                    if used >> d & 1:
-                        known = cost[used & ~(1 << d), below]
-                        total = np.maximum(known, loads[d]) if largest else known + loads[d]
-                        k = int(total.argmin())
-                        if total[k] < cost[used, at]:
-                            cost[used, at], came[used, at] = total[k], (below[k], d)
+            for (u, c), before in less.items():
+                known = cost[before, below]
+                total = np.maximum(known, loads[first[c]]) if largest else known + loads[first[c]]
+                k = int(total.argmin())
+                if total[k] < cost[u, at]:
+                    cost[u, at], came[u, at] = total[k], (below[k], c)
         device = [0] * self.ideals.shape[1]
-        used, at = states - 1, many - 1
+        u, at = len(used_of) - 1, many - 1
         while at:
-            smaller, d = came[used, at]
+            smaller, c = map(int, came[u, at])
+            # Of devices alike the one whose number is how many are used with it.
+            d = [d for d, other in enumerate(self.kind) if other == c][used_of[u][c] - 1]
             for v in np.flatnonzero(self.ideals[at] & ~self.ideals[smaller]):
-                device[int(v)] = int(d)
-            used, at = used & ~(1 << int(d)), int(smaller)
+                device[int(v)] = d
+            u, at = less[u, c], smaller
         return device
+
+    def alike(self) -> tuple[list[int], list[int]]:
+        """By kind of device, all whose loads are the same, the first of them and how many there are."""
+        first, self.kind = list[int](), list[int]()
+        for d in range(self.n):
+            for c, e in enumerate(first):
+                columns = (self.op_seconds, self.tensor_seconds.T)
+                if self.s.limits[d] == self.s.limits[e] and all(np.array_equal(x[:, d], x[:, e]) for x in columns):
+                    self.kind.append(c)
+                    break
+            else:
+                self.kind.append(len(first))
+                first.append(d)
+        count = [self.kind.count(c) for c in range(len(first))]
+        if math.prod(k + 1 for k in count) > _MOST_STATES:
+            raise PlanError(
+                f"'dnn_partitioning' remembers which of the devices are used and is meant for up to 10 unlike ones, or "
+                f"more of a few kinds; these are {self.n} of {len(first)} kinds. Use 'heft'"
+            )
+        return first, count

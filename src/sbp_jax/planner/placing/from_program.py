@@ -1,6 +1,7 @@
 """A traced program as a graph of ops: seconds by the library's cost model, on every device as if it were alone."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,17 +28,36 @@ class Placeable:
     Attributes:
         graph: what is placed.
         steps: by op the parts of the program that it runs, in order; loops and conditionals are whole.
-        free: parts that cost nothing (constants): made by every device that reads them.
+        free: parts that cost nothing (constants, broadcasts): made by every device that reads them.
     """
 
     graph: OpGraph
     steps: tuple[tuple[Step, ...], ...]
     free: tuple[Op, ...]
 
+    @functools.cached_property
+    def makers(self) -> dict[int, Op]:
+        """The free parts by what they make."""
+        return {v.id: op for op in self.free for v in op.outs}
+
 
 def results_of(step: Step) -> tuple[Value, ...]:
     """The values that a part of a program makes."""
     return step.outs if isinstance(step, Op) else tuple(v for link in step.links for v in link.outs)
+
+
+def sources(values: Iterable[Value], makers: Mapping[int, Op]) -> list[int]:
+    """The ids of what values are made of, through free parts: arguments, and what steps make. Ascending."""
+    found, seen, queue = set[int](), set[int](), list(values)
+    while queue:
+        x = queue.pop()
+        if x.id not in seen:
+            seen.add(x.id)
+            if x.id in makers:
+                queue += makers[x.id].reads
+            else:
+                found.add(x.id)
+    return sorted(found)
 
 
 def placeable(program: Program, devices: Devices, most: int) -> Placeable:
@@ -57,11 +77,13 @@ def placeable(program: Program, devices: Devices, most: int) -> Placeable:
     arguments = {op.outs[0].id: op.outs[0] for op in program.input_ops}
     values = {v.id: v for step in steps for v in results_of(step)} | arguments
     readers: dict[int, set[int]] = {i: set() for i in values}
+    left = tuple(x for x, yes in zip(program.graph.ops, is_free, strict=True) if yes and isinstance(x, Op))
+    makers = {v.id: op for op in left for v in op.outs}
     for k, step in enumerate(steps):
-        for v in step.reads:
-            if v.id in readers and maker.get(v.id) != k:
-                readers[v.id].add(k)
-    results = {x.id for op in program.output_ops for x in op.ins if isinstance(x, Value)}
+        for i in sources(step.reads, makers):
+            if i in readers and maker.get(i) != k:
+                readers[i].add(k)
+    results = set(sources([x for op in program.output_ops for x in op.ins if isinstance(x, Value)], makers))
     tensors, together = [], []
     for i, v in values.items():
         if readers[i] or (i in results and i in maker):
@@ -76,7 +98,6 @@ def placeable(program: Program, devices: Devices, most: int) -> Placeable:
     graph = OpGraph(tuple(_names(steps)), seconds, tuple(tensors), scratch, tuple((k,) for k in range(len(steps))))
     graph = coarsened(graph, most, together)
     kept = tuple(tuple(steps[k] for k in members) for members in graph.members)
-    left = tuple(x for x, yes in zip(program.graph.ops, is_free, strict=True) if yes and isinstance(x, Op))
     return Placeable(graph, kept, left)
 
 

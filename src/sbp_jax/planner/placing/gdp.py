@@ -2,7 +2,9 @@
 
 Zhou, Roy, Abdolrashidi, Wong, Ma, Xu, Zhong, Liu, Goldie, Mirhoseini and Laudon, "GDP: Generalized Device Placement for
 Dataflow Graphs", arXiv:1910.01578, section 3: GraphSAGE embeds the ops, a transformer gives each its device, and PPO
-trains both on a batch of graphs; the policy then places graphs that it has not seen, with or without more training.
+trains both on several graphs; the policy then places graphs that it has not seen, with or without more training. The
+paper's transformer reads long graphs in segments, and its layers are weighed by the graph's embedding; here all ops of
+these small graphs attend to each other.
 """
 
 import functools
@@ -49,8 +51,8 @@ def network() -> Any:
 def train(
     graphs: Sequence[OpGraph], devices: Devices, *, steps: int = 200, samples: int = 16, seed: int = 0
 ) -> Policy:  # fmt: skip
-    """A policy for graphs like these; its ``place`` places others, too."""
-    return trained(network(), graphs, devices, steps=steps, samples=samples, seed=seed, proximal=True)
+    """A policy for graphs like these; its ``place`` places others, too. Errors are those of ``policy.train``."""
+    return trained("gdp", network(), graphs, devices, steps=steps, samples=samples, seed=seed, proximal=True)
 
 
 @register(
@@ -59,4 +61,4 @@ def train(
 )  # fmt: skip
 def gdp(task: PlacingTask) -> Placing:
     """The best placement met while learning on this graph."""
-    return learned(task, network(), proximal=True)
+    return learned(task, "gdp", network(), proximal=True)

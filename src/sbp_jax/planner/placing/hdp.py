@@ -15,7 +15,7 @@ import numpy as np
 from ..catalogue import Option, register
 from .features import Features
 from .networks import parts
-from .policy import OPTIONS, as_devices, choose, learned, linen
+from .policy import OPTIONS, Judged, choose, judged_devices, learned, linen
 from .simulate import Simulator
 from .task import Placing, PlacingTask
 
@@ -60,8 +60,8 @@ def hdp(task: PlacingTask) -> Placing:
     """The best placement met while learning."""
     groups = task.options["groups"]
 
-    def decode(s: Simulator, actions: np.ndarray) -> list[int]:
+    def judge(s: Simulator, actions: np.ndarray) -> Judged:
         group, place = actions[:-groups], actions[-groups:]
-        return as_devices(s, place[group])
+        return judged_devices(s, place[group])
 
-    return learned(task, network(groups), decode)
+    return learned(task, "hdp", network(groups), judge)

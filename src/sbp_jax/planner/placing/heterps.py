@@ -1,9 +1,10 @@
-"""HeterPS: an LSTM gives every layer a kind of device; within a kind, layers go where they end first.
+"""HeterPS: an LSTM gives every layer a kind of device; within a kind, layers go where they are finished first.
 
 Liu, Wu, Yu, Ma, Feng, Zhang, Wu, Yao and Dou, "HeterPS: Distributed Deep Learning with Reinforcement Learning Based
 Scheduling in Heterogeneous Environments", Future Generation Computer Systems 148, 2023, arXiv:2111.10635: the policy
-reads the layers in order, its softmax draws a kind of resource for each, and REINFORCE trains it with the mean reward
-as the baseline. The paper's cost is money at a given throughput; here it is the seconds of a run.
+reads the layers in order, its softmax draws a kind of resource for each, and REINFORCE with a baseline trains it. There
+the cost is money at a given throughput, and a layer gets as many devices of its kind as that needs; here it is the
+seconds of a run, and a layer gets one device.
 """
 
 import functools
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..catalogue import register
 from .features import Features
-from .policy import OPTIONS, choose, learned, linen
+from .policy import OPTIONS, Judged, choose, learned, linen
 from .simulate import Simulator
 from .task import Placing, PlacingTask
 
@@ -48,20 +49,25 @@ def heterps(task: PlacingTask) -> Placing:
     """The best placement met while learning."""
     kinds = list(dict.fromkeys(task.devices.kinds))
     of_kind = [[d for d, k in enumerate(task.devices.kinds) if k == kind] for kind in kinds]
-    return learned(task, network(len(kinds)), lambda s, actions: _least_busy(s, actions, of_kind))
+
+    def judge(s: Simulator, actions: np.ndarray) -> Judged:
+        device = _first_done(s, actions, of_kind)
+        return Judged(s.score(device), device)
+
+    return learned(task, "heterps", network(len(kinds)), judge)
 
 
-def _least_busy(s: Simulator, actions: np.ndarray, of_kind: list[list[int]]) -> list[int]:
-    """Among the devices of its kind, an op goes where it can begin first; to any other if none is possible."""
+def _first_done(s: Simulator, actions: np.ndarray, of_kind: list[list[int]]) -> list[int]:
+    """Among the devices of its kind, an op goes where it is finished first; to any other if none is possible."""
     g, free, finish = s.graph, [0.0] * len(s.devices), [0.0] * len(s.graph)
     device = [0] * len(g)
     for v in range(len(g)):
         near = [d for d in of_kind[actions[v]] if s.possible[v, d]] or np.flatnonzero(s.possible[v]).tolist()
 
-        def begin(d: int, v: int = v) -> float:
+        def end(d: int, v: int = v) -> float:
             arrivals = [finish[g.tensors[k].maker] + s.costs[k][device[g.tensors[k].maker]][d] for k in g.reads[v]]
             return max([free[d], *arrivals]) + float(g.seconds[v, d])
 
-        device[v] = near[0] if len(near) == 1 else min(near, key=begin)
-        finish[v] = free[device[v]] = begin(device[v])
+        device[v] = near[0] if len(near) == 1 else min(near, key=end)
+        finish[v] = free[device[v]] = end(device[v])
     return device

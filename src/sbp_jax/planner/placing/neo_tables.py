@@ -1,7 +1,7 @@
 """Neo's placing of embedding tables: each whole on one device, their work shared out as evenly as can be.
 
 Mudigere et al., "Software-Hardware Co-design for Fast and Scalable Training of Deep Learning Recommendation Models",
-ISCA 2022, arXiv:2104.05158, section 4.2.4: the cost of each table is known, and a greedy heuristic or the largest
+ISCA 2022, arXiv:2104.05158: the cost of each table is known, and a greedy heuristic or the largest
 differencing method of Karmarkar and Karp shares them out. What hangs on them follows where it is finished earliest, as
 HEFT does.
 """
@@ -19,7 +19,7 @@ _BY_NAME = {"karmarkar_karp": karmarkar_karp, "greedy": greedy}
     "neo_tables", family="placing", decides="the device of every op that reads much of its own (embedding tables)",
     promises="none", leaves_open=False,
     paper="Mudigere et al.: Software-Hardware Co-design for Fast and Scalable Training of DLRM, ISCA 2022, "
-    "arXiv:2104.05158, section 4.2.4",
+    "arXiv:2104.05158",
     options=(
         Option("partition", "karmarkar_karp", "how tables are shared out", possible=tuple(_BY_NAME)),
         Option("share", 0.01, "an op has a table where it reads this part of all arguments' bytes", most=1.0),

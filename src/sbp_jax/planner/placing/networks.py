@@ -57,7 +57,9 @@ def parts() -> Any:
             self, x: jax.Array, mask: jax.Array, possible: jax.Array, noise: jax.Array, given: jax.Array
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
             own = nn.Dense(self.wide)(x)
-            (c, h), memory = nn.RNN(nn.OptimizedLSTMCell(self.wide), return_carry=True)(own)
+            (c, h), memory = nn.RNN(nn.OptimizedLSTMCell(self.wide), return_carry=True)(
+                own, seq_lengths=jnp.asarray(mask).sum().astype(int)
+            )
             choices = possible.shape[-1]
             decoder = nn.scan(
                 Step, variable_broadcast="params", split_rngs={"params": False}, in_axes=(0, nn.broadcast, nn.broadcast)

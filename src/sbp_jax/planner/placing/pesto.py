@@ -1,7 +1,7 @@
 """Pesto: the best placement and order at once, proven.
 
-Hafeez, Sun, Gandhi and Liu, "Towards Optimal Placement and Scheduling of DNN Operations with Pesto", Middleware 2021,
-section 3: an integer program for where and when each op runs, links that send one tensor at a time, memory. Here the
+Hafeez, Sun, Gandhi and Liu, "Towards Optimal Placement and Scheduling of DNN Operations with Pesto", Middleware 2021:
+an integer program for where and when each op runs, links that send one tensor at a time, memory. Here the
 same decisions are searched by branch and bound. A branch adds an op, on a device, to those taken, by ascending start.
 It is cut by what any rest needs: chains of ops with their transfers, and the work left, shared among devices at prices
 that a linear program sets; and by an earlier branch with the same ops done that is nowhere later.
@@ -23,7 +23,7 @@ _KEPT = 12
 @register(
     "pesto", family="placing", promises="exact",
     paper="Hafeez, Sun, Gandhi, Liu: Towards Optimal Placement and Scheduling of DNN Operations with Pesto, Middleware "
-    "2021, section 3",
+    "2021",
     options=(
         Option("most_ops", 14, "larger graphs are refused", least=1),
         Option("nodes", 300_000, "branches looked at; where they do not suffice the answer has a bound", least=1),

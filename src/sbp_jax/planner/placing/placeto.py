@@ -1,7 +1,7 @@
 """Placeto: a placement is improved node by node, by a policy on graph embeddings; one policy for many graphs.
 
 Addanki, Bojja Venkatakrishnan, Gupta, Mao and Alizadeh, "Learning Generalizable Device Placement Algorithms for
-Distributed Machine Learning", NeurIPS 2019, arXiv:1906.08879, section 3: an episode visits each op once and gives it a
+Distributed Machine Learning", NeurIPS 2019, arXiv:1906.08879: an episode visits each op once and gives it a
 device; the state is the graph with the placement so far, embedded by messages along its edges. The paper's rewards are
 the improvements of each step; undiscounted they add up to what the placement gains, which is the reward here.
 """
@@ -64,15 +64,15 @@ def network() -> Any:
 def train(
     graphs: Sequence[OpGraph], devices: Devices, *, steps: int = 200, samples: int = 16, seed: int = 0
 ) -> Policy:  # fmt: skip
-    """A policy for graphs like these; its ``place`` places others, too."""
-    return trained(network(), graphs, devices, steps=steps, samples=samples, seed=seed)
+    """A policy for graphs like these; its ``place`` places others, too. Errors are those of ``policy.train``."""
+    return trained("placeto", network(), graphs, devices, steps=steps, samples=samples, seed=seed)
 
 
 @register(
     "placeto", family="placing", promises="none", options=OPTIONS,
     paper="Addanki et al.: Learning Generalizable Device Placement Algorithms for Distributed Machine Learning, "
-    "NeurIPS 2019, arXiv:1906.08879, section 3",
+    "NeurIPS 2019, arXiv:1906.08879",
 )  # fmt: skip
 def placeto(task: PlacingTask) -> Placing:
     """The best placement met while learning on this graph."""
-    return learned(task, network())
+    return learned(task, "placeto", network())

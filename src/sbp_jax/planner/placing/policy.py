@@ -2,12 +2,12 @@
 
 A network is a Flax module of ``(features, given, noise) -> (actions, log-probability, entropy)``. ``noise`` (actions,
 choices) is added to its logits before the largest is taken: Gumbel noise draws from the policy, none takes its first
-choice. ``given`` actions of 0 or more are taken instead. What actions mean for ops is said by ``decode``.
+choice. ``given`` actions of 0 or more are taken instead. What actions stand for is said by a ``Judge``.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,7 @@ STEPS = Option("steps", 200, "updates of the policy", least=1)
 SAMPLES = Option("samples", 16, "placements drawn for an update", least=2)
 OPTIONS = (STEPS, SAMPLES, SEED)
 
-Decode = Callable[[Simulator, np.ndarray], list[int]]
-
-_RATE, _ENTROPY, _GRADIENT = 5e-3, 0.03, 1.0
+_RATE, _ENTROPY, _GRADIENT = 2e-3, 1.0, 1.0
 _CLIP, _EPOCHS = 0.2, 3
 
 
@@ -56,59 +54,86 @@ def masked(logits: jax.Array, possible: jax.typing.ArrayLike) -> jax.Array:
     return jnp.where(possible, logits, -1e9)
 
 
+class Judged(NamedTuple):
+    """What actions stand for: a placement, its order where actions say one, and its score (``Simulator.score``)."""
+
+    score: float
+    device: list[int]
+    order: list[int] | None = None
+
+
+Judge = Callable[[Simulator, np.ndarray], Judged]
+
+
 def as_devices(s: Simulator, actions: np.ndarray) -> list[int]:
     """An action for each op: its device, or the fastest possible one."""
     return [int(d) if s.possible[v, d] else int(np.nanargmin(np.where(s.possible[v], s.graph.seconds[v], np.nan)))
             for v, d in enumerate(actions[: len(s.graph)])]  # fmt: skip
 
 
+def judged_devices(s: Simulator, actions: np.ndarray) -> Judged:
+    """``as_devices`` with its score."""
+    device = as_devices(s, actions)
+    return Judged(s.score(device), device)
+
+
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A trained network. ``best``: by graph it was trained on the best placement that was drawn, and its score."""
+    """A trained network, for graphs on the devices that it was trained for.
 
+    Attributes:
+        name: the method that trained it.
+        devices: where it places ops.
+        best: by graph that it was trained on the best placement that was drawn.
+        final: what judges its actions when it places; that may search longer than the judge of its training.
+    """
+
+    name: str
     network: Any
     parameters: Any
-    decode: Decode
-    devices: int
-    best: tuple[tuple[list[int], float], ...] = ()
+    devices: Devices
+    final: Judge
+    best: tuple[Judged, ...] = ()
 
-    def place(self, graph: OpGraph, devices: Devices, samples: int = 16, seed: int = 0) -> Placing:
-        """The best, in the simulator, of the policy's first choice and some draws. The graph may be one never seen.
+    def place(self, graph: OpGraph, samples: int = 16, seed: int = 0) -> Placing:
+        """The best, in the simulator, of the policy's first choice and ``samples - 1`` draws.
 
-        ``PlanError`` for another number of devices than it was trained for.
+        The graph may be one never seen; nothing is learned of it. ``PlanError`` for one of another number of devices,
+        for fewer than 1 sample, and where no placement was found that fits in memory.
         """
-        if len(devices) != self.devices:
-            raise PlanError(f"the policy was trained for {self.devices} devices, and there are {len(devices)}")
-        task = PlacingTask(graph, devices)
-        return finished(task, min(self.drawn(task.simulator, samples, seed), key=task.simulator.score))
+        if samples < 1:
+            raise PlanError(f"samples={samples}: a policy draws at least 1 placement, its first choice")
+        task = PlacingTask(graph, self.devices)
+        if not len(graph):
+            return finished(task, [])
+        tried = self.drawn(task.simulator, samples, seed)
+        # Another order may turn two placements round.
+        ends = [finished(task, x.device, x.order) for x in (min(tried, key=_score), tried[0])]
+        return min(ends, key=lambda x: x.seconds)
 
-    def drawn(self, s: Simulator, samples: int, seed: int) -> list[list[int]]:
+    def drawn(self, s: Simulator, samples: int, seed: int) -> list[Judged]:
         """The first choice, then draws."""
         x = features(s, _padded(len(s.graph)))
-        random = np.random.default_rng(seed)
-        noise = _gumbel(random, self.network, x, max(samples, 1))
+        noise = _gumbel(np.random.default_rng(seed), self.network, x, samples)
         noise[0] = 0.0
-        draw, _ = _functions(self.network)
-        found = [self.decode(s, a) for a in draw(self.parameters, x, noise)]
-        if samples:
-            more = _gumbel(random, self.network, x, samples)
-            found += [self.decode(s, a) for a in draw(self.parameters, x, more)]
-        return found
+        return [self.final(s, a) for a in _functions(self.network)[0](self.parameters, x, noise)]
 
 
 def train(
-    network: Any, graphs: Sequence[OpGraph], devices: Devices, *, steps: int = 200, samples: int = 16, seed: int = 0,
-    decode: Decode = as_devices, proximal: bool = False,
+    name: str, network: Any, graphs: Sequence[OpGraph], devices: Devices, *, steps: int = 200, samples: int = 16,
+    seed: int = 0, judge: Judge = judged_devices, final: Judge | None = None, proximal: bool = False,
 ) -> Policy:  # fmt: skip
-    """A policy trained on graphs, one after the other, so many updates in all.
+    """A policy trained on graphs, one after the other, by ``steps`` updates in all.
 
     The reward is minus the logarithm of a placement's score; the baseline is the mean of those drawn together.
     ``proximal``: PPO (Schulman et al., arXiv:1707.06347), several updates of the clipped objective with one set of
-    draws; else REINFORCE.
+    draws; else REINFORCE. ``PlanError`` without graphs with ops, for no steps, and for fewer than 2 samples.
     """
+    graphs = [g for g in graphs if len(g)]
     if not graphs or steps < 1 or samples < 2:
         raise PlanError(
-            f"a policy needs graphs, steps and samples: got {len(graphs)} graphs, {steps=}, {samples=} (least 2)"
+            f"{name!r} is trained on at least 1 graph with ops, by at least 1 step of at least 2 samples; got "
+            f"{len(graphs)} graphs, {steps=}, {samples=}"
         )
     simulators = [Simulator(g, devices) for g in graphs]
     size = _padded(max(map(len, graphs)))
@@ -116,31 +141,39 @@ def train(
     draw, update = _functions(network)
     random = np.random.default_rng(seed)
     state = _start(network, seen[0], random)
-    best: list[tuple[list[int], float]] = [([], np.inf) for _ in graphs]
+    best = [Judged(np.inf, []) for _ in graphs]
     for step in range(steps):
         k = step % len(graphs)
         actions = draw(state[0], seen[k], _gumbel(random, network, seen[k], samples))
-        scores = []
-        for a in actions:
-            device = decode(simulators[k], a)
-            scores.append(simulators[k].score(device))
-            if scores[-1] < best[k][1]:
-                best[k] = device, scores[-1]
-        rewards = -np.log(np.maximum(scores, 1e-12))
-        spread = float(rewards.std())
-        weights = ((rewards - rewards.mean()) / (spread + 1e-3)).astype(np.float32)
+        found = [judge(simulators[k], a) for a in actions]
+        best[k] = min(best[k], *found, key=_score)
+        rewards = -np.log(np.maximum([x.score for x in found], 1e-12))
+        weights = ((rewards - rewards.mean()) / (float(rewards.std()) + 1e-3)).astype(np.float32)
         entropy = _ENTROPY * (1 - step / steps)
         state = update(state, seen[k], actions, weights, np.float32(entropy), proximal)
-    return Policy(network, state[0], decode, len(devices), tuple(best))
+    return Policy(name, network, state[0], devices, final or judge, tuple(best))
 
 
-def learned(task: PlacingTask, network: Any, decode: Decode = as_devices, proximal: bool = False) -> Placing:
-    """A policy trained on the task's own graph: the best placement that it met."""
+def learned(
+    task: PlacingTask, name: str, network: Any, judge: Judge = judged_devices, *, final: Judge | None = None,
+    proximal: bool = False, graph: OpGraph | None = None,
+) -> Placing:  # fmt: skip
+    """A policy trained on the task's own graph: the best placement that it met, then or with what it has learned.
+
+    ``graph``: what it is trained on instead; ``judge`` then gives placements of the task's graph.
+    """
+    if not len(task.graph):
+        return finished(task, [])
     o = task.options
-    policy = train(network, [task.graph], task.devices, steps=o["steps"], samples=o["samples"], seed=o["seed"],
-                   decode=decode, proximal=proximal)  # fmt: skip
-    tried = [policy.best[0][0], *policy.drawn(task.simulator, 0, o["seed"])]
-    return finished(task, min(tried, key=task.simulator.score))
+    graph = graph or task.graph
+    policy = train(name, network, [graph], task.devices, steps=o["steps"], samples=o["samples"], seed=o["seed"],
+                   judge=judge, final=final, proximal=proximal)  # fmt: skip
+    found = min([policy.best[0], *policy.drawn(Simulator(graph, task.devices), o["samples"], o["seed"])], key=_score)
+    return finished(task, found.device, found.order)
+
+
+def _score(x: Judged) -> float:
+    return x.score
 
 
 _KNOWN: dict[Any, tuple[Any, Any]] = {}

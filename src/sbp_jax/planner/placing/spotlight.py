@@ -17,4 +17,4 @@ from .task import Placing, PlacingTask
 )  # fmt: skip
 def spotlight(task: PlacingTask) -> Placing:
     """The best placement met while learning."""
-    return learned(task, sequence_network(), proximal=True)
+    return learned(task, "spotlight", sequence_network(), proximal=True)
