@@ -15,6 +15,7 @@ from sbp_jax.planner.catalogue import lookup
 from sbp_jax.planner.costs.cost_graph import CostGraph
 from sbp_jax.planner.methods import Task
 from sbp_jax.planner.methods.published.decided import propagate, reached
+from sbp_jax.planner.methods.published.p2 import groupings
 
 from .optimize.small_graphs import cheapest, problem
 
@@ -260,6 +261,24 @@ def test_bad_input_is_told_in_words() -> None:
         lookup("tofu").run(task)
     with pytest.raises(sbp.PlanError, match="learns seconds from what ops do"):
         lookup("roc").run(replace(task, options=lookup("roc").checked(None)))
+
+
+def test_p2_is_the_best_of_all_parallelism_matrices() -> None:
+    """On 2x2x4: as good as the best mesh of two axes that is made of it by hand, and at least one bound."""
+    assert sorted(groupings((0, 1, 2), 2)) == [((0,), (1, 2)), ((0, 1), (2,)), ((0, 2), (1,))]
+    assert list(groupings((0, 2), 1)) == [((0, 2),)] and list(groupings((), 1)) == [()]
+    fine = sbp.placement.abstract((2, 2, 4), ("a", "b", "c"), cluster="a100-80")
+    ours, exact = planned("p2", fine), planned("ilp", fine)
+    assert exact.bound * (1 - 1e-9) <= ours.objective
+    # 4x4 and 2x8 are two of its three matrices; on them sums over a logical axis have fewer ways to go.
+    by_hand = [planned("ilp", sbp.placement.abstract(s, cluster="a100-80")) for s in ((4, 4), (2, 8))]
+    assert ours.objective <= min(p.objective for p in by_hand) * (1 + 1e-3)
+    one = planned("p2", fine, {"axes": 1})
+    assert all(len(set(leaf.signature)) == 1 for leaf in one.inputs), "one logical axis: components are alike"
+    assert any("parallelism matrix, columns a, b, c: 2 2 4" in note for note in one.notes), one.notes
+    assert any("a sum of 0.0625 MiB along a x b x c is cheapest as" in note for note in one.notes), one.notes
+    with pytest.raises(sbp.PlanError, match=r"axes=3: the mesh 2x4 has 2 axes .* at most 2, or a mesh of more axes"):
+        planned("p2", sbp.placement.abstract((2, 4), cluster="a100-80"), {"axes": 3})
 
 
 def test_the_list_says_what_each_method_is() -> None:

@@ -14,6 +14,7 @@ from . import (
     gspmd,
     neo,
     optcnn,
+    p2,
     pase,
     roc,
     tensoropt,
