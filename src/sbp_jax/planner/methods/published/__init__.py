@@ -6,6 +6,7 @@ plan that its decisions allow; ``fill=False`` turns that off.
 
 from . import (
     accpar,
+    adaptive_paddle,
     alpa,
     auto_map,
     automap,
