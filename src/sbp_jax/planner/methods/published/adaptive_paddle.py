@@ -40,7 +40,7 @@ class Earlier:
 
 
 def read(given: Any) -> str:
-    """An earlier plan, or the path of one that was saved, as the text of what matters of it. ``PlanError`` for others."""
+    """An earlier plan, or the path of a saved one, as the text of what matters of it. ``PlanError`` for others."""
     if isinstance(given, str) and given.startswith("{"):
         _earlier(given)
         return given
