@@ -30,7 +30,7 @@ class Option:
         words: what it says.
         least, most: of numbers, the smallest and largest possible.
         possible: of words, all there are.
-        read: of anything else, makes the text of what is given that is kept, cached and compared by; its own text stays.
+        read: of anything else, makes of what is given the text that is kept and compared by; its own text stays.
     """
 
     name: str
