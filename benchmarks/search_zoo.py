@@ -36,8 +36,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "moe": lambda: zoo.build("moe"),
     "dlrm": lambda: zoo.build("dlrm"),
 }
-# The exhaustive search is for graphs of a few decisions; GSPMD's wants a user's annotations.
-LEFT_OUT = ("exhaustive", "gspmd")
+# The exhaustive search is for graphs of a few decisions; GSPMD wants a user's annotations, Adaptive Paddle an earlier
+# plan.
+LEFT_OUT = ("exhaustive", "gspmd", "adaptive_paddle")
 _SAME = 1e-6
 FAMILIES = ("signatures", "stages", "placing", "rewriting")
 

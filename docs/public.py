@@ -27,7 +27,7 @@ NAMESPACES: dict[str, ModuleType] = {
 }
 # What users call of rooms that are otherwise the library's own.
 SINGLE = (
-    *(f"sbp_jax.boxing.{name}" for name in ("route", "Route", "Step")),
+    *(f"sbp_jax.boxing.{name}" for name in ("route", "Route", "Step", "reduction", "Reduction", "is_sum", "of_route")),
     *(f"sbp_jax.cluster.{name}" for name in ("Device", "Level", "Link", "device", "get", "load", "presets", "to_toml")),
     "sbp_jax.planner.solvers",
 )

@@ -107,7 +107,9 @@ def test_the_solvers_plan_programs() -> None:
         config = sbp.AutoParallelConfig(solver=solver, overlap=False)
         return sbp.plan(fn, *shapes, placement=where, donate_argnums=0, config=config)
 
-    plans = {name: plan(train_step, name) for name in listed if name not in ("exhaustive", "gspmd", "neo")}
+    plans = {
+        name: plan(train_step, name) for name in listed if name not in ("exhaustive", "gspmd", "neo", "adaptive_paddle")
+    }
     for name, one in plans.items():
         assert one.solver == name and one.bound <= plans["ilp"].objective * (1 + 1e-9)
         assert one.objective >= plans["ilp"].objective * (1 - 1e-9)

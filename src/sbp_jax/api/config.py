@@ -109,7 +109,7 @@ class AutoParallelConfig:
     """
 
     solver: str = "ilp"
-    solver_options: Mapping[str, bool | int | float | str] | None = field(default=None, hash=False)
+    solver_options: Mapping[str, Any] | None = field(default=None, hash=False)
     time_limit: float | None = None
     effort: str = "default"
     gap: float = 0.0
@@ -144,8 +144,8 @@ class AutoParallelConfig:
         if self.solver_options is not None:
             if not isinstance(self.solver_options, Mapping):
                 raise PlanError(f"solver_options is a dict of options by name, got {self.solver_options!r}")
-            method.checked(self.solver_options)
-            object.__setattr__(self, "solver_options", dict(self.solver_options))
+            checked = method.checked(self.solver_options)
+            object.__setattr__(self, "solver_options", {name: checked[name] for name in self.solver_options})
         self._check_rewrite()
         defaults = {f.name: f.default for f in fields(AutoParallelConfig)}
         unbuilt = [name for name in ("grad_accumulation",) if getattr(self, name) != defaults[name]]

@@ -10,6 +10,10 @@ from .between import parts as parts
 from .collectives import apply as apply
 from .collectives import execute as execute
 from .collectives import without_permutes as without_permutes
+from .reductions import Reduction as Reduction
+from .reductions import is_sum as is_sum
+from .reductions import of_route as of_route
+from .reductions import reduction as reduction
 from .routes import Route as Route
 from .routes import check_partial as check_partial
 from .routes import cost_matrix as cost_matrix

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from ..cluster import Cluster
+from ..cluster import ROOTED, Cluster
 from ..errors import SignatureError
 from ..pieces import is_even, splits, stored_shape
 from ..signature import Broadcast, Component, Partial, Signature, Split, broadcast, partial_sum
@@ -180,7 +180,8 @@ def move_cost(
     p = math.prod(mesh[i] for i in axes)
     share = (p - 1) / p
     exchanges = kind == "all_to_all" and gathers  # each brings a piece, not a term of the whole
-    sent = group_bytes * {"all_reduce": 2 * share, "all_to_all": share / p if exchanges else share}.get(kind, share)
+    passed = {"all_reduce": 2 * share, "all_to_all": share / p if exchanges else share} | dict.fromkeys(ROOTED, 1.0)
+    sent = group_bytes * passed.get(kind, share)
     return sent, cluster.collective_seconds(kind, sent, mesh, axes) + _STEP_SECONDS
 
 

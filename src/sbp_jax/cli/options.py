@@ -9,9 +9,9 @@ from .base import add_traceback
 
 # ``sbp.planner.solvers().of("signatures")``, which to ask would take seconds; a test compares them.
 SOLVERS = (
-    "accpar", "alpa", "auto_map", "automap", "data_parallel", "double_recursive", "dp", "exhaustive",
-    "flexflow", "greedy", "gspmd", "ilp", "megatron", "neo", "optcnn", "pase", "roc", "tensoropt", "tofu", "zero2",
-    "zero3",
+    "accpar", "adaptive_paddle", "alpa", "auto_map", "automap", "data_parallel", "double_recursive", "dp",
+    "exhaustive", "flexflow", "greedy", "gspmd", "ilp", "megatron", "neo", "optcnn", "p2", "pase", "roc", "tensoropt",
+    "tofu", "zero2", "zero3",
 )  # fmt: skip
 
 

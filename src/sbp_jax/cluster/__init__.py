@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import SbpError
 from .base import Cluster as Cluster
 from .collectives import KINDS as KINDS
+from .collectives import ROOTED as ROOTED
 from .device import Device as Device
 from .device import device as device
 from .levels import Level as Level

@@ -106,8 +106,8 @@ class Cluster:
     def collective_seconds(self, kind: str, sent_bytes: float, mesh_shape: Sequence[int], axes: Sequence[int]) -> float:
         """A collective in which each device of every group along ``axes`` sends ``sent_bytes``.
 
-        ``kind``: all_reduce, all_gather, reduce_scatter, all_to_all or permute. Bytes are what the bandwidth-optimal
-        algorithm sends (``boxing.table``); the formulas are in ``collectives``.
+        ``kind``: all_reduce, all_gather, reduce_scatter, all_to_all, permute, reduce or broadcast. Bytes are what the
+        bandwidth-optimal algorithm sends (``boxing.table``); the formulas are in ``collectives``.
         """
         return collectives.seconds(_terms(self, kind, tuple(mesh_shape), tuple(axes)), sent_bytes)
 

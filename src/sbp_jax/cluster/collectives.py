@@ -15,6 +15,9 @@ formulas as here: NVIDIA/nccl (June 2026), ``src/graph/tuning.cc``, ``ncclTopoTu
 (``NCCL_MAX_DEV_WORK_P2P_PER_BATCH``). Left out: reduction inside the switch (NVLink SHARP, InfiniBand SHARP), PAT,
 the caps on LL's bandwidth by GPU, and contention in the network beyond the adapters.
 
+A reduction to one device and a broadcast from one are chains: the whole tensor passes through every device, as many
+steps as in one pass of a ring (``ncclTopoTuneModel`` counts ``nRanks`` steps of them for an all-gather's nRanks-1).
+
 The other library, "generic", has one protocol and takes the better of a ring and of recursive halving and doubling,
 log2 p steps a pass: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
 """
@@ -27,6 +30,8 @@ from dataclasses import dataclass
 from .levels import Level, Link, Span, spans
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+# To and from the first device of a group. No plan has them; programs of reductions are compared with them.
+ROOTED = ("reduce", "broadcast")
 LIBRARIES = ("nccl", "generic")
 
 
@@ -103,7 +108,7 @@ def _algorithms(levels: tuple[Level, ...], library: str, kind: str, way: tuple[S
             # A device sends its whole tensor up and down the tree, a ring's (p-1)/p of it twice.
             tree = (p - 1) / p * _TREE_BANDWIDTH * rate * x.bandwidth
             yield tree, startup + _tree_latency(levels, way) * x.latency
-    if library == "generic":
+    if library == "generic" and kind not in ROOTED:
         halving = passes * math.ceil(math.log2(p)) * outermost.latency_seconds
         yield rate, outermost.startup_seconds + halving
 

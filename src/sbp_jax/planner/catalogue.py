@@ -30,6 +30,7 @@ class Option:
         words: what it says.
         least, most: of numbers, the smallest and largest possible.
         possible: of words, all there are.
+        read: of anything else, makes of what is given the text that is kept and compared by; its own text stays.
     """
 
     name: str
@@ -38,9 +39,12 @@ class Option:
     least: float = 0
     most: float = math.inf
     possible: tuple[str, ...] = ()
+    read: Callable[[Any], str] | None = None
 
     def checked(self, method: str, value: Any) -> Any:
         """The value, if it is one of this option; ``PlanError`` says what is possible."""
+        if self.read is not None:
+            return self.read(value)
         words = f"{self.name}={value!r} of solver {method!r}: {self.words}"
         if isinstance(self.default, bool):
             if not isinstance(value, bool):

@@ -52,7 +52,8 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
                 find_roles=lambda: prepared.roles, find_features=lambda: features(decisions, graph),
                 thorough=request.thorough, tell_smallest=request.tell_smallest,
                 clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1),
-                n_axes=len(request.placement.shape))  # fmt: skip
+                n_axes=len(request.placement.shape), placement=request.placement,
+                cluster=request.cluster)  # fmt: skip
     hidden, before = None, request.budget.spent
     if request.shorter_than is None:
         decided = decide(task, request)

@@ -13,6 +13,10 @@ from ..optimize.reductions import MOST_ENTRIES
 from ..optimize.search import Found
 from .task import Task
 
+# numpy has at most 64 dims.
+_MOST_FREE = 60
+_SAYABLE = 10**100
+
 
 @register("exhaustive", promises="exact")
 def exhaustive(task: Task) -> Found | None:
@@ -22,8 +26,13 @@ def exhaustive(task: Task) -> Found | None:
     # A node with one choice needs no trying; numpy has at most 64 dims, so the others get one each.
     free = [n for n, c in enumerate(problem.nodes) if len(c) > 1]
     count = math.prod(len(problem.nodes[n]) for n in free)
-    if count > MOST_ENTRIES or len(free) > 60:
-        raise PlanError(f"the exhaustive solver tries every plan, and there are {count:.3g}; use solver='ilp'")
+    if count > MOST_ENTRIES or len(free) > _MOST_FREE:
+        # Of a large graph there are more than a float can say.
+        many = f"{count:.3g}" if count < _SAYABLE else f"10^{sum(math.log10(len(problem.nodes[n])) for n in free):.0f}"
+        raise PlanError(
+            f"the exhaustive solver tries every plan, and there are {many} of {len(free)} decisions: it is for graphs "
+            f"of up to {MOST_ENTRIES:.3g} plans and {_MOST_FREE} decisions; use solver='ilp'"
+        )
     axis = {n: k for k, n in enumerate(free)}
     total = np.full([len(problem.nodes[n]) for n in free], 0.0)
     for n, cost in enumerate(problem.nodes):

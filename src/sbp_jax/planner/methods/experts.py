@@ -101,8 +101,12 @@ def _merged(task: Task) -> dict[str, Callable[[Task], Restriction]]:
     found: dict[str, Callable[[Task], Restriction]] = {}
     for axes in coarse.merged_axes(task.roles.axis_sizes):
         numbers = " and ".join(map(str, axes))
-        found[f"plans that split along axes {numbers} of the mesh alike"] = partial(coarse.restriction, axes=axes)
+        found[f"plans that split along axes {numbers} of the mesh alike"] = partial(_alike, axes=axes)
     return found
+
+
+def _alike(task: Task, axes: tuple[int, ...]) -> Restriction:
+    return coarse.restriction(task, axes)
 
 
 def _families(task: Task) -> dict[str, Callable[[Task], Restriction]]:

@@ -24,11 +24,11 @@ def merged_axes(axis_sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield from itertools.pairwise(real)
 
 
-def restriction(task: Task, axes: tuple[int, ...]) -> Restriction:
-    """Every node's choices whose signatures are the same along ``axes``; all of them where none is."""
+def restriction(task: Task, *groups: tuple[int, ...]) -> Restriction:
+    """Every node's choices whose signatures are the same along the axes of each group; all of them where none is."""
     r = Restriction(task.roles)
     for n, choices in enumerate(task.roles.signatures):
-        alike = [k for k, codes in enumerate(choices) if all(_same(c, axes) for c in codes)]
+        alike = [k for k, codes in enumerate(choices) if all(_same(c, axes) for c in codes for axes in groups)]
         if alike:
             r.kept[n] = np.array(alike)
     return r

@@ -19,7 +19,8 @@ Counts = tuple[int | None, tuple[int, ...], bool]
 class Leaf:
     """One value where it is stored or read: the problem's node that decides it, its code by the node's choice.
 
-    ``batch``: its dim that counts examples. ``is_table``: whether rows of it are looked up (a gather).
+    ``batch``: its dim that counts examples. ``is_table``: whether rows of it are looked up (a gather). ``path`` and
+    ``dtype`` are an argument's.
     """
 
     node: int
@@ -28,6 +29,8 @@ class Leaf:
     codes: tuple[Code, ...]
     batch: int | None = None
     is_table: bool = False
+    path: str = ""
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,10 @@ def node_roles(
         ways = decisions.representative[node].strategies
         value = op.outs[0]
         codes = tuple(s.outs[0] for s in ways)
-        return Leaf(node, label_of(i), value.shape, codes, batch.dims.get(value.id), is_looked_up(value))
+        return Leaf(
+            node, label_of(i), value.shape, codes, batch.dims.get(value.id), is_looked_up(value), op.label,
+            str(value.dtype),
+        )  # fmt: skip
 
     def is_looked_up(value: Value) -> bool:
         readers = consumers.get(value.id, ())

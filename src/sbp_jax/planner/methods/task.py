@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...cluster import Cluster
+from ...placement import Placement
 from ..costs.cost_graph import CostGraph
 from ..optimize.goal import Goal
 from ..optimize.search import Found
@@ -20,12 +22,15 @@ class Task(Goal):
             where that is not known.
         n_axes: how many the mesh has.
         options: the values of the method's options, all of them, by name.
+        placement, cluster: the mesh, and the hardware that costs are of; None for a bare cost graph.
     """
 
     find_roles: Callable[[], NodeRoles] = NodeRoles
     find_features: Callable[[], Sequence[CostGraph]] = tuple
     n_axes: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+    placement: Placement | None = None
+    cluster: Cluster | None = None
 
     @property
     def roles(self) -> NodeRoles:

@@ -6,6 +6,7 @@ plan that its decisions allow; ``fill=False`` turns that off.
 
 from . import (
     accpar,
+    adaptive_paddle,
     alpa,
     auto_map,
     automap,
@@ -14,6 +15,7 @@ from . import (
     gspmd,
     neo,
     optcnn,
+    p2,
     pase,
     roc,
     tensoropt,
