@@ -360,7 +360,10 @@ class _Walk:
             repeats = False
         if self.fusible[at]:
             indexed = self._indexed(readers) if repeats else {}
-            often = {u: sum([self.often[i].get(u, 1) for i in by if i >= 0]) or 1 for u, by in indexed.items()}
+            often = {
+                u: 1 if by is _ITSELF else sum([self.often[i].get(u, 1) for i in by if i >= 0]) or 1
+                for u, by in indexed.items()
+            }
             most = 1 if op.name in BRANCHES else MOST_COPIES
             if any([n > most for n in often.values()]):
                 repeats, often = False, {}
