@@ -199,8 +199,8 @@ def test_graphs_without_ops_are_placed(name: str) -> None:
 def test_a_trained_policy_places_graphs_that_it_has_not_seen(name: str) -> None:
     """It is better than the best device, and than as many draws by chance; its first choice alone than chance.
 
-    Whether the first choice alone is better than the best device, too, hangs on rounding in training: of JAX 0.10.2 GDP's
-    is, of 0.12 it is not.
+    Whether the first choice alone is better than the best device, too, hangs on rounding in training: with JAX 0.10.2
+    GDP's is, with 0.12 it is not.
     """
     train = {"gdp": gdp.train, "placeto": placeto.train}[name]
     policy = train([sample_graph(k, 14, DEVICES) for k in range(8)], DEVICES, steps=800)
