@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import jax
 import jax.numpy as jnp
+from search_zoo import print_means
 
 import sbp_jax as sbp
 import zoo
@@ -183,12 +184,7 @@ def main() -> int:
                     f"| {model} | {name} | {method} | {1e3 * seconds:.4g} | {seconds / best:.3f}"
                     f"{'!' if is_below else ''} | {bound / best:.3f} | {spent:.3f} |", flush=True,
                 )  # fmt: skip
-    for name, why in refused.items():
-        print(f"{name}: {why}")
-    print("\n| method | rows | mean of best | worst | seconds, mean |\n|---|---|---|---|---|")
-    for name in sorted(points, key=lambda n: sum(r for _, r in points[n]) / len(points[n])):
-        s, r = zip(*points[name], strict=True)
-        print(f"| {name} | {len(r)} | {sum(r) / len(r):.3f} | {max(r):.3f} | {sum(s) / len(s):.3f} |")
+    print_means(refused, points)
     print(f"\n{below} placements below a proven bound; {time.process_time() - began:.0f} s of processor time in all")
     return int(below > 0)
 

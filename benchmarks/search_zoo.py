@@ -107,16 +107,21 @@ def signatures(args: argparse.Namespace) -> int:
                     f"{'!' if is_below else ''} | {plan.bound / best:.3f} | {seconds:.2f} |",
                     flush=True,
                 )
+    print_means(refused, points)
+    print(f"\n{below} plans below a proven bound; {time.perf_counter() - began:.0f} s in all")
+    if args.picture:
+        draw(points, args.picture)
+    return int(below > 0)
+
+
+def print_means(refused: dict[str, str], points: dict[str, list[tuple[float, float]]]) -> None:
+    """What was refused, and by method the means of its (seconds, ratio), the best first."""
     for name, why in refused.items():
         print(f"{name}: {why}")
     print("\n| method | rows | mean of best | worst | seconds, mean |\n|---|---|---|---|---|")
     for name in sorted(points, key=lambda n: sum(r for _, r in points[n]) / len(points[n])):
         s, r = zip(*points[name], strict=True)
-        print(f"| {name} | {len(r)} | {sum(r) / len(r):.3f} | {max(r):.3f} | {sum(s) / len(s):.2f} |")
-    print(f"\n{below} plans below a proven bound; {time.perf_counter() - began:.0f} s in all")
-    if args.picture:
-        draw(points, args.picture)
-    return int(below > 0)
+        print(f"| {name} | {len(r)} | {sum(r) / len(r):.3f} | {max(r):.3f} | {sum(s) / len(s):.3f} |")
 
 
 def draw(points: dict[str, list[tuple[float, float]]], path: Path) -> None:
