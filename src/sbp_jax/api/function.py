@@ -39,7 +39,7 @@ from ..signature import Signature
 from ..step.compiler_options import check_options
 from ..step.jitted import LoweredStep, NamedStep, OtherCall, check_devices, lower_step, lowered_step
 from ..step.plan import Plan
-from ..trace import Program, fingerprint, is_planned_here, recompute
+from ..trace import Program, fingerprint, is_planned_here, recompute, without_collecting
 from . import agreed
 from .config import AutoParallelConfig
 from .given_plan import check_given
@@ -248,6 +248,7 @@ class ParallelFunction:
                 def plan_on(where: Placement) -> PlanData:
                     return plan_or_rewrite(program, request_to_search(where), self._name)
 
+                @without_collecting()
                 def search() -> PlanData:
                     found = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
                     compare_with_padding(

@@ -80,6 +80,7 @@ class Shorter:
     """A choice whose simulated step is shorter, and the prices that its objective and bound are proven for."""
 
     decided: Decided
+    plan: PlanData
     problem: CostGraph
     share: float
     seconds: float
@@ -152,8 +153,9 @@ def shorter(
     floor = Found(best.found.solution, own.evaluate(best.found.solution.choice), without_presolve(own).floor())
     proven = _proven(best.found, [*passes, _Pass(0.0, own, floor)])
     return Shorter(
-        Decided(proven.found, request.solver), proven.problem, proven.share, best.step.step_seconds, first.step_seconds
-    )
+        Decided(proven.found, request.solver), best.plan, proven.problem, proven.share,
+        best.step.step_seconds, first.step_seconds,
+    )  # fmt: skip
 
 
 def _shortest(seen: Sequence[_Seen], below_seconds: float) -> _Seen | None:

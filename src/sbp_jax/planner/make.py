@@ -84,7 +84,8 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
 
         raise PinError(conflict_message(program, request.pins, possible))
     found = decided.found
-    plan = build_plan(decisions, found.solution.choice, footprint, request, name)
+    choice = found.solution.choice
+    plan = build_plan(decisions, choice, footprint, request, name) if hidden is None else hidden.plan
     whole = repeated(program, prepared.factors, plan, request) if request.share_layers else []
     plan.unruled = [(r.primitive, r.where) for r in whole if r.cause != "price"]
     plan.notes += [*found.notes, *unsplit(program, plan, whole, request)]
@@ -94,9 +95,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     plan.bound = min(found.bound, plan.objective)
     if request.share_layers:  # a global tensor's op is planned for itself, and its plan looked at by nobody
         # When it is first asked for: on 67,000 nodes it takes a second. A copy, for the plan must not hold itself.
-        plan.make_insight = functools.partial(
-            insight, decisions, graph, found.solution.choice, footprint, copy.copy(plan)
-        )
+        plan.make_insight = functools.partial(insight, decisions, graph, choice, footprint, copy.copy(plan))
     plan.hardware = to_toml(request.cluster)
     plan.versions = dict(versions())
     plan.planning_seconds = time.perf_counter() - start

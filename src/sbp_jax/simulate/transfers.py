@@ -45,6 +45,16 @@ class Transfer:
     after: int = -1
 
 
+@dataclass(slots=True)
+class _Group:
+    """Boxings to be combined: where their transfer is, their bytes, the first node that needs one of them."""
+
+    at: int
+    boxings: list[Boxing]
+    bytes: float
+    needed_at: int
+
+
 def transfers(plan: PlanData, cluster: Cluster) -> dict[int, list[Transfer]]:
     """By loop (-1: outside of loops), the transfers there, in the order they can begin."""
     by_loop: dict[int, list[Boxing]] = {}
@@ -59,21 +69,23 @@ def _of_loop(boxings: Sequence[Boxing], plan: PlanData, cluster: Cluster) -> lis
     read = {(b.value_id, b.src) for b in ordered}
     result: list[Transfer] = []
     where: dict[int, int] = {}
-    open_: dict[object, tuple[int, list[Boxing], float]] = {}
+    open_: dict[object, _Group] = {}
+    combined: list[_Group] = []
     for b in ordered:
         source = made.get((b.value_id, b.src))
         is_alone = source is not None or (b.value_id, b.dst) in read or len(b.moves) != 1
         if not is_alone and b.moves[0].kind in _COMBINED:
             key = (b.moves[0].kind, b.moves[0].axes, b.dtype)
             size = _payload(b.moves[0], plan)
-            at, group, total = open_.get(key, (-1, [], 0.0))
+            group = open_.get(key)
             # Made before any of the others' results is used: it cannot depend on them.
-            if group and total + size <= COMBINE_BYTES and b.made_at < result[at].needed_at:
-                group.append(b)
-                open_[key] = (at, group, total + size)
-                result[at] = _combined(group, plan, cluster)
+            if group is not None and group.bytes + size <= COMBINE_BYTES and b.made_at < group.needed_at:
+                if len(group.boxings) == 1:
+                    combined.append(group)
+                group.boxings.append(b)
+                group.bytes, group.needed_at = group.bytes + size, min(group.needed_at, b.needed_at)
                 continue
-            open_[key] = (len(result), [b], size)
+            open_[key] = _Group(len(result), [b], size, b.needed_at)
         where[b.id] = len(result)
         after = where[source.id] if source is not None else -1
         stages = tuple(_stage(m, plan, cluster) for m in b.moves)
@@ -83,6 +95,8 @@ def _of_loop(boxings: Sequence[Boxing], plan: PlanData, cluster: Cluster) -> lis
                 f"{b.collective} {plan.called(b.value)}", detail, b.made_at, b.needed_at, stages, ((b.id, 1.0),), after
             )
         )
+    for group in combined:
+        result[group.at] = _combined(group.boxings, plan, cluster)
     return result
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .source import Lines
+
 
 @dataclass(eq=False, slots=True)
 class Value:
@@ -184,6 +186,8 @@ class Program:
     argument_names: tuple[str, ...] = ()
     hashed: str | None = field(default=None, init=False, repr=False)
     """Its fingerprint, once it was asked for."""
+    lines: Lines = field(default_factory=Lines, init=False, repr=False)
+    """The line of the user's code that an op comes from."""
     _consumers: dict[int, list[tuple[Op, int]]] | None = field(default=None, init=False, repr=False)
     _reads: list[tuple[int, ...]] | None = field(default=None, init=False, repr=False)
 

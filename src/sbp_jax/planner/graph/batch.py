@@ -194,7 +194,12 @@ class _Finder(DimClasses):
         """By class: the work of the ops that it runs through, and of those of them that stand in the way."""
         touched: defaultdict[Dim, float] = defaultdict(float)
         hindered: defaultdict[Dim, float] = defaultdict(float)
-        for op, parts, f in self.ops:
+        twice: dict[int, list[Dim]] = {}  # by value, the classes that it has more than one dim of
+        for v in self.values.values():
+            own = [c for _, c in self.classes_of(v)]
+            if len(set(own)) < len(own):
+                twice[v.id] = [c for c in own if own.count(c) > 1]
+        for (op, parts, f), reads in zip(self.ops, self.program.reads(), strict=True):
             weight = max(f.flops, float(sum(size(v.shape) for v in op.outs))) * (op.outs[0].times if op.outs else 1.0)
             here: set[Dim] = set()
             bad: set[Dim] = set()
@@ -204,10 +209,8 @@ class _Finder(DimClasses):
                     here.add(c)
                     if part.is_blocked:
                         bad.add(c)
-            for v in (*op.reads, *op.outs):
-                own = [c for _, c in self.classes_of(v)]
-                if len(set(own)) < len(own):
-                    bad.update(c for c in own if own.count(c) > 1)
+            for i in (*reads, *[v.id for v in op.outs]):
+                bad.update(twice.get(i, ()))
             for c in here:
                 touched[c] += weight
             for c in bad & here:
@@ -291,9 +294,13 @@ def _factors_of(op: Op, f: Factors, shared: set[int]) -> dict[int, _Factor]:
     own: defaultdict[int, list[Dim]] = defaultdict(list)
     whole: defaultdict[int, list[Dim]] = defaultdict(list)
     for v, dims in _sides(op, f):
-        if v.id in shared:
+        i = v.id
+        if i in shared:
             continue
         for d, made_of in enumerate(dims):
-            for factor in made_of:
-                (own if len(made_of) == 1 else whole)[factor].append((v.id, d))
+            if len(made_of) == 1:
+                own[made_of[0]].append((i, d))
+            else:
+                for factor in made_of:
+                    whole[factor].append((i, d))
     return {k: _Factor(tuple(own[k]), tuple(whole[k]), k in f.blocked) for k in {**own, **whole}}

@@ -358,7 +358,7 @@ class _Walk:
         repeats = (self.fusible[at] and (alone or self.cheap[at])) or op.name in REPEATED
         if repeats and not named and not all([fuses for _, _, fuses, _ in found]) and self._widens(op):
             repeats = False
-        if self.fusible[at]:
+        if self.fusible[at] and v.shape:  # numbers take no room, and every kernel may compute them
             indexed = self._indexed(readers) if repeats else {}
             often = {
                 u: 1 if by is _ITSELF else sum([self.often[i].get(u, 1) for i in by if i >= 0]) or 1

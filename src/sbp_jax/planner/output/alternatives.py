@@ -16,7 +16,7 @@ from ...plan import PlanData
 from ...plan.insight import Alternative, Crossing, Decision, Held, Insight
 from ...rules.widen import Code, Strategy, code_of, signature_of
 from ...signature import Signature
-from ...trace import Lines, Program, Value
+from ...trace import Program, Value
 from ..costs.assemble import Decisions
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
 from ..costs.op_cost import CostModel
@@ -35,8 +35,7 @@ def insight(
 ) -> Insight:
     """What can be said of a plan beyond what it takes to run it."""
     program, clustering, groups = decisions.program, decisions.clustering, decisions.class_of
-    lines = Lines()
-    found = layers(program, lines)
+    found = layers(program)
     memory = footprint.over_time(choice)
     peak = int(memory.argmax()) if memory.size else -1
     of_node = [-1 if (n := decisions.node_of(k)) is None else n for k in range(len(program.nodes))]
@@ -48,7 +47,7 @@ def insight(
         made_by[group].update((maker[v.id], None) for v in cluster.ins)
     around = _Around(graph, decisions.hubs, choice, footprint.at(peak) if peak >= 0 else None)
     described = tuple(
-        _decision(k, decisions, around, members[k], tuple(made_by[k]), found, lines) for k in range(decisions.n_classes)
+        _decision(k, decisions, around, members[k], tuple(made_by[k]), found) for k in range(decisions.n_classes)
     )
     inputs = [op.index for op in program.input_ops]
     return Insight(
@@ -137,7 +136,6 @@ class _Around:
 
 def _decision(
     k: int, decisions: Decisions, around: _Around, members: Sequence[int], made_by: tuple[int, ...], found: Layers,
-    lines: Lines,
 ) -> Decision:  # fmt: skip
     cluster, model = decisions.representative[k], decisions.model
     chosen = cluster.strategies[around.choice[k]]
@@ -148,7 +146,8 @@ def _decision(
     seconds = 0.0 if op.name in NO_KERNELS else _round(now * runs)
     spots = Counter(found.of_node[n] for n in members)
     return Decision(
-        label_of(cluster), op.label, lines(op.info), value.shape if value else (), str(value.dtype) if value else "",
+        label_of(cluster), op.label, decisions.program.lines(op.info),
+        value.shape if value else (), str(value.dtype) if value else "",
         signature_of(_key(chosen) or ()), tuple(map(signature_of, chosen.ins)), tuple(spots.items()), made_by,
         seconds, tuple(_others(k, cluster, around, model, runs, now)),
     )  # fmt: skip

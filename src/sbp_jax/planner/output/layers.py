@@ -17,7 +17,7 @@ import numpy as np
 from ...paths import folders, n_shared, plain
 from ...plan.insight import Spot
 from ...rules.base import is_a
-from ...trace import Lines, Op, Program, Value
+from ...trace import Op, Program, Value
 
 FORWARD, BACKWARD, UPDATE = range(3)
 _PHASES = ("forward", "backward", "update")
@@ -36,15 +36,14 @@ class Layers:
     of_argument: list[str]
 
 
-def layers(program: Program, lines: Lines) -> Layers:
+def layers(program: Program) -> Layers:
     """The layers of a program's nodes and arguments."""
-    return _Finder(program, lines).run()
+    return _Finder(program).run()
 
 
 @dataclass(slots=True)
 class _Finder:
     program: Program
-    lines: Lines
     names: dict[str, int] = field(default_factory=dict)
     layer: list[int] = field(default_factory=list)
     phase: list[int] = field(default_factory=list)
@@ -222,7 +221,7 @@ class _Finder:
         forward = [k for k in seeded if phase[k] == FORWARD]
         backward = [k for k in seeded if phase[k] == BACKWARD]
         loss = range(forward[-1] + 1, backward[0]) if forward and backward else range(0)
-        lines = self.lines
+        lines = self.program.lines
         functions: dict[str, str] = {}
         run: list[int] = []
         before: tuple[str, int] | None = None

@@ -10,7 +10,7 @@ from ...plan import Boxing, Leaf, Move, PlanData
 from ...rules import Factors, lookup
 from ...rules.widen import Code, Strategy, code_of, signature_of, strategies
 from ...signature import Signature
-from ...trace import Lines, Op, Program, Value, fingerprint, user_line
+from ...trace import Op, Program, Value, fingerprint, user_line
 from ..costs.assemble import Decisions
 from ..costs.op_cost import CostModel
 from ..graph.clusters import Clustering
@@ -86,11 +86,10 @@ def build_plan(
                 known[alone] = way
         complete.append(way)
     table, nodes = _tabulate(complete)
-    lines = Lines()
     positions = Positions(program)
     seconds = kernel_seconds(decisions, chosen)
     light = {k for k, x in enumerate(seconds) if x <= request.cluster.op_seconds_floor}
-    boxings = list(_boxings(program, clustering, complete, hubs, request, model, positions, light, lines))
+    boxings = list(_boxings(program, clustering, complete, hubs, request, model, positions, light))
     compute = sum(c.times * seconds[c.index] for c in clustering.clusters)
     memory = footprint.over_time(choice)
     moved = sum(b.seconds * b.times for b in boxings)
@@ -111,7 +110,7 @@ def build_plan(
         cluster=request.cluster.name,
         solver="",
         planning_seconds=0.0,
-        timeline=timeline(decisions, chosen, seconds, positions, memory, lines),
+        timeline=timeline(decisions, chosen, seconds, positions, memory),
         argument_names=list(program.argument_names),
     )
 
@@ -146,7 +145,7 @@ def _unruled(program: Program) -> list[tuple[str, str]]:
 
 def _boxings(
     program: Program, clustering: Clustering, complete: Sequence[Strategy | None], hubs: dict[int, tuple[Code, ...]],
-    request: Request, model: CostModel, positions: Positions, light: set[int], lines: Lines,
+    request: Request, model: CostModel, positions: Positions, light: set[int],
 ) -> Iterator[Boxing]:  # fmt: skip
     """For each value, how every signature its consumers need comes about."""
     made_as = {
@@ -206,7 +205,7 @@ def _boxings(
                 served = [first[v.id, c] for c in wanted if c == code or _comes_through(c, code, sources)]
                 yield Boxing(
                     count, v.id, v.name or op.label or op.name, v.shape, dtype, src, dst, moves, v.times,
-                    lines(op.info), lines(user.info), positions.made(op, v.id),
+                    program.lines(op.info), program.lines(user.info), positions.made(op, v.id),
                     min(served, default=min(first[v.id, c] for c in wanted)),
                     positions.loop(v.id),
                 )  # fmt: skip

@@ -19,7 +19,7 @@ from ...rules import once as once_rules
 from ...rules import opaque as opaque_rules
 from ...rules.widen import strategies
 from ...signature import Signature, Split
-from ...trace import Lines, Op, Program, Value
+from ...trace import Op, Program, Value
 from .. import catalogue
 from ..amounts import bytes_text
 from ..request import Request
@@ -84,7 +84,7 @@ def repeated(program: Program, factors: Sequence[Factors], plan: PlanData, reque
         sent[b.needed_at] = sent.get(b.needed_at, 0.0) + b.bytes * b.times
     flops = sum(costs[op.index].flops * _times(op) for op in program.nodes if op.index in costs)
     largest = max((v.size_bytes for op in program.nodes for v in op.outs), default=0)
-    lines, reasons = Lines(), _Reasons(request)
+    lines, reasons = program.lines, _Reasons(request)
     found: dict[tuple[str, str, str, Cause], _Sums] = {}
     for op, f, k in zip(program.nodes, factors, plan.nodes, strict=True):
         if op.primitive is None or k < 0 or not _is_whole(op, *plan.strategies[k]):

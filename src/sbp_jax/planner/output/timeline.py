@@ -7,7 +7,7 @@ import numpy as np
 
 from ...plan.timeline import Cost, Loop, Timeline
 from ...rules.widen import Strategy
-from ...trace import Graph, Lines, Op, Program, Structured, user_line
+from ...trace import Graph, Op, Program, Structured, user_line
 from ..costs.assemble import Decisions
 from ..graph.clusters import Clustering, OpCluster
 
@@ -131,7 +131,7 @@ def kernel_seconds(decisions: Decisions, chosen: Sequence[Strategy]) -> list[flo
 
 def timeline(
     decisions: Decisions, chosen: Sequence[Strategy], seconds: Sequence[float], positions: Positions,
-    memory: np.ndarray, lines: Lines,
+    memory: np.ndarray,
 ) -> Timeline:  # fmt: skip
     """The timeline of chosen strategies that take ``seconds``, by cluster; ``memory``: the bytes held at each node."""
     costs: dict[Cost, int] = {}
@@ -141,7 +141,7 @@ def timeline(
         op = cluster.ops[0]
         if not seconds[cluster.index]:
             continue
-        line = lines(op.info)
+        line = decisions.program.lines(op.info)
         cost = known.get((group, line))
         if cost is None:
             new = Cost(
