@@ -14,7 +14,7 @@ value may be read by several kernels of one of its passes, so what is written th
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,6 +41,8 @@ from .kernels import (
     is_reshaped,
     moves_dims,
 )
+from .lifetime import Lifetime
+from .places import Place, lodge
 from .replaced import copied_arguments
 from .scratch import LAPACK, Around, Scratch, reorders, scratch
 
@@ -49,57 +51,24 @@ _ITSELF = frozenset((-1,))
 
 
 @dataclass(slots=True)
-class Lifetime:
-    """One value. ``made``, ``first`` and ``last`` are positions of nodes; ``last`` counts readers that compute it
-    again as well, ``kept`` those that read it from memory: less than ``made`` where none does. ``whole``: when all of
-    it is there, for a loop's stack the loop's end.
-
-    ``named``: another name of its operand's buffer. ``resident``: an argument, held over the whole step. ``home``: it
-    is written where a result of the program goes: the buffer of a donated argument, or one of the result's own.
-    ``copied``: an argument that is read from a copy (``replaced.py``) until then; -1 for the others. ``copied_for``:
-    the node that it is copied for.
-    ``inside``: it is in that buffer too, as what a loop carries. ``fluid``: its kernel makes of it what is read, slices
-    of it alone where those are wanted. ``wanted``: the last time that it is read from memory, of an argument too.
-    ``place``: the result in whose buffer it is held, where it fits, before that is written there. ``reads``: first and
-    last time by reading node.
-    """
-
-    value: Value
-    made: int
-    whole: int
-    first: int
-    last: int
-    kept: int
-    named: bool = False
-    resident: bool = False
-    copied: int = -1
-    copied_for: int = -1
-    home: bool = False
-    inside: bool = False
-    fluid: bool = False
-    wanted: int = 0
-    place: Value | None = None
-    reads: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class Liveness:
     """By value id; by node, what it takes while it runs. ``zeros``: pairs of values of two loops, see ``_zeros``.
 
-    ``updates``: the nodes that only make the replacements of donated arguments.
+    ``updates``: the nodes that only make the replacements of donated arguments. ``places``: the buffers of its results.
     """
 
     values: dict[int, Lifetime]
     scratch: dict[int, list[Scratch]]
     zeros: list[tuple[Value, Value]]
     updates: frozenset[int]
+    places: list[Place]
 
 
 def lifetimes(program: Program, factors: Sequence[Factors], free: Collection[int], device: str) -> Liveness:
     """When everything takes memory that a step takes. ``free`` values are made by each reader where it needs them."""
     walk = _Walk(program, factors, free, device)
     updates = frozenset(k for k, yes in enumerate(walk.updates) if yes)
-    return Liveness(walk.run(), walk.scratch, _zeros(program.graph, walk.maker), updates)
+    return Liveness(walk.run(), walk.scratch, _zeros(program.graph, walk.maker), updates, walk.places)
 
 
 def _zeros(graph: Graph, maker: Mapping[int, Op]) -> list[tuple[Value, Value]]:
@@ -171,6 +140,7 @@ class _Walk:
         self.indexed: list[dict[int, frozenset[int]]] = [{} for _ in nodes]
         self.often: list[dict[int, int]] = [{} for _ in nodes]
         self.found: dict[int, Lifetime] = {}
+        self.places: list[Place] = []
 
     def _rename(self) -> None:
         """What a kernel computes for a reshape alone, it writes in the reshape's form: that is no other name then.
@@ -251,7 +221,7 @@ class _Walk:
             life.made, life.whole, life.kept, life.last, life.resident = 0, 0, last, max(life.last, life.first), True
         self._copy_arguments()
         self._take_scratch()
-        self._lodge()
+        self.places = lodge(self.program, self.replacing, self.found, self.scratch, self.free)
         return self.found
 
     def _is_kept(self, op: Op) -> bool:
@@ -317,37 +287,6 @@ class _Walk:
         for op in self.program.nodes:
             if work := list(scratch(op, around)):
                 self.scratch[op.index] = work
-
-    def _lodge(self) -> None:
-        """The largest values that fit into the buffers of results, until those are made.
-
-        A result's buffer is there from the start. XLA gives buffers to values from the largest to the smallest
-        (``BufferAssigner``): a value may have that of a result if it is no larger and not in use at the same time.
-        """
-        # An op takes two moments: its early scratch is done with before its results are written.
-        places: list[tuple[Value, list[tuple[int, int]]]] = []
-        for op in self.program.output_ops:
-            if op.index not in self.replacing and isinstance(v := op.ins[0], Value):
-                life = self.found[v.id]
-                places.append((v, [(2 * (self.end if life.resident else life.made) + 1, 2 * self.end + 1)]))
-        places.sort(key=lambda place: -place[0].size_bytes)
-        wanting: list[tuple[float, int, int, Lifetime | Scratch]] = [
-            (life.value.size_bytes, 2 * life.made + 1, 2 * life.kept + 1, life) for life in self.found.values()
-            if life.value.id not in self.free and life.kept >= life.made and life.value.shape
-            and not (life.named or life.home or life.resident or life.inside)
-        ]  # fmt: skip
-        for index, work in self.scratch.items():
-            at = self.found[self.program.nodes[index].outs[0].id].made
-            wanting += [(item.size_bytes, 2 * at, 2 * at + (not item.early), item) for item in work]
-        wanting.sort(key=lambda x: (-x[0], x[1]))
-        for size, start, end, item in wanting:
-            for v, taken in places:
-                if v.size_bytes < size:
-                    break
-                if all([end < a or start > b for a, b in taken]):
-                    taken.append((start, end))
-                    item.place = v
-                    break
 
     def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Lifetime:
         at = op.index

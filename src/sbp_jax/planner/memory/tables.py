@@ -1,0 +1,371 @@
+"""Bytes that a program holds, as tables by one choice or two, each with where in the step it counts.
+
+What ``footprint.py`` says of copies and results, for one value after the other: when it is held, of what size.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...rules.widen import B, Code
+from ...trace import Value
+from ..costs.assemble import Decisions
+from ..graph.clusters import OpCluster
+from .lifetime import Lifetime
+from .liveness import Liveness
+from .places import largest_free, smallest_free
+
+
+@dataclass(slots=True)
+class Table:
+    """Bytes by the choice at ``a`` (and at ``b``, where that is not -1), from ``start`` to ``end`` of each instance.
+
+    The bytes are ``factor`` times a matrix that many tables share.
+    """
+
+    words: str
+    a: int
+    b: int
+    parts: np.ndarray
+    factor: float
+    start: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+
+
+# What of a value, its class, which of the values there, and the other end: its class or hub, which operand.
+_Key = tuple[Any, ...]
+
+
+class Tables:
+    """Builds the tables; equal ones, of values that share their decisions, are one."""
+
+    def __init__(self, decisions: Decisions, found: Liveness) -> None:
+        self.decisions, self.lifetimes, self.scratch, self.zeros = decisions, found.values, found.scratch, found.zeros
+        self.updates = found.updates
+        self.clustering, self.groups, self.model = decisions.clustering, decisions.class_of, decisions.model
+        self.hub_of = {(hub.source, hub.result): n for n, hub in decisions.hubs.items()}
+        self.tables: dict[_Key, Table | None] = {}
+        self.codes: dict[object, tuple[Code, ...]] = {}
+        self.shares: dict[object, np.ndarray] = {}
+        self.pairs: dict[object, dict[str, np.ndarray]] = {}
+        program = decisions.program
+        self.program_end = len(program.nodes)
+        replacing = {o for _, o in program.donated}
+        self.results = {op.index for k, op in enumerate(program.output_ops) if k not in replacing}
+        self.smallest = self._smallest_results()
+        self.places = sorted(found.places, key=lambda place: self.smallest[place.result.id])
+        self.place_bytes = [self.smallest[place.result.id] for place in self.places]
+        self.readers: dict[int, list[tuple[int, int, int]]] = {}
+        for cluster in self.clustering.clusters:
+            for position, v in enumerate(cluster.ins):
+                self.readers.setdefault(v.id, []).append((self.groups[cluster.index], position, cluster.index))
+
+    def run(self) -> Iterator[Table]:
+        """Every table that is not zero everywhere."""
+        for cluster in self.clustering.clusters:
+            group = self.groups[cluster.index]
+            leaving = set()
+            for k, v in enumerate(cluster.outs):
+                leaving.add(v.id)
+                if v.shape:
+                    self._result(cluster, group, k, v)
+            if cluster.root is None:
+                self._scratch(cluster, group)
+            if cluster.ops[0].index in self.results:
+                v = cluster.ops[0].ins[0]
+                if isinstance(v, Value) and v.shape:
+                    self._add(("result", group, 0), group, -1, 0, self.program_end - 1, v)
+            if cluster.root is not None:
+                inner = [v for op in cluster.ops for v in op.outs]
+                for k, v in enumerate(inner):
+                    life = self.lifetimes[v.id]
+                    if v.id not in leaving and v.shape and not life.named and life.kept >= life.made:
+                        self._add(("inside", group, k), group, -1, life.made, life.kept, v, self._room(life))
+        self._shared_zeros()
+        yield from (t for t in self.tables.values() if t is not None)
+
+    def _shared_zeros(self) -> None:
+        """What two loops start from, where both have it in the same signature."""
+        made = {v.id: (self.groups[c.index], k) for c in self.clustering.clusters for k, v in enumerate(c.outs)}
+        for one, other in self.zeros:
+            if one.id in made and other.id in made:
+                (a, k), (b, position) = made[one.id], made[other.id]
+                start, end = self.lifetimes[one.id].made, self.lifetimes[other.id].made - 1
+                if a == b:
+                    self._add(("own", a, k), a, -1, start, end, one)
+                else:
+                    self._add(("zeros", a, k, b, position), a, b, start, end, one)
+
+    def _smallest_results(self) -> dict[int, float]:
+        """By id of a value that is a result: the bytes of its buffer, cut as much as where it is made."""
+        clusters = self.clustering.clusters
+        made = {v.id: [s.outs[k] for s in c.strategies] for c in clusters for k, v in enumerate(c.outs)}
+        found: dict[int, float] = {}
+        for cluster in clusters:
+            op = cluster.ops[0]
+            if op.index in self.results and isinstance(v := op.ins[0], Value):
+                shares = [self.model.share(v.shape, s.ins[0]) if s.ins else s.share for s in cluster.strategies]
+                least = min([self.model.share(v.shape, c) for c in made.get(v.id, ())], default=0.0)
+                found[v.id] = min(max(shares), max(min(shares), least)) * v.size_bytes
+        return found
+
+    def _scratch(self, cluster: OpCluster, group: int) -> None:
+        op = cluster.ops[0]
+        for k, item in enumerate(self.scratch.get(op.index, ())):
+            at = self.lifetimes[op.outs[0].id].made
+            room = 0.0 if item.place is None else self.smallest[item.place.id]
+            key = ("scratch", group, k, room)
+            if key not in self.tables:
+                v = (op.ins if item.side == "in" else op.outs)[item.position]
+                codes = [cluster.codes(s, op)[item.side == "out"][item.position] for s in cluster.strategies]
+                held = item.size_bytes * np.array([1.0 if c is None else self.model.share(v.shape, c) for c in codes])
+                self.tables[key] = Table("scratch of ", group, -1, np.where(held > room, held, 0.0), 1.0)
+            self._add(key, group, -1, at, at, op.outs[0])
+
+    def _add(self, key: _Key, a: int, b: int, start: int, end: int, v: Value, room: float = 0.0) -> None:
+        """One more instance of a table, which is computed the first time. What fits into ``room``
+        bytes is held elsewhere."""
+        if end < start:
+            return
+        if room:
+            key = *key, room
+        if key not in self.tables:
+            table = self._make(key, v, a, b)
+            if table is not None and room:
+                held = table.parts * table.factor
+                beyond = np.where(held > room, held, 0.0)
+                table = replace(table, parts=beyond, factor=1.0) if beyond.any() else None
+            self.tables[key] = table
+        table = self.tables[key]
+        if table is not None:
+            table.start.append(start)
+            table.end.append(end)
+            table.values.append(v)
+
+    def _result(self, cluster: OpCluster, group: int, k: int, v: Value) -> None:
+        life = self.lifetimes[v.id]
+        made, whole, first, last, kept = life.made, life.whole, max(life.first, life.whole), life.last, life.kept
+        room = self._room(life)
+        readers = self.readers.get(v.id, ())
+        hub = self.hub_of.get((group, k))
+        if not readers or (hub is None and group == readers[0][0]):
+            if not (life.named or life.home):
+                self._add(("own", group, k), group, -1, made, kept, v, room)
+            self._add(("own", group, k), group, -1, first, life.copied, v)
+            return
+        other, position = (hub, -1) if hub is not None else readers[0][:2]
+        where = (group, k, other, position)
+        apart = [r for r in readers if self._is_apart(life, r[2])]
+        if hub is not None and 0 < len(apart) < len(readers):
+            readers = [r for r in readers if r not in apart]
+            last = max(self._times(life, index)[1] for _, _, index in readers)
+            kept = self._apart(cluster, k, v, hub, apart, last)
+        aside = 0.0 if life.home else self._aside(v, min(first, whole), last)
+        if life.resident:
+            self._add(("own", group, k), group, -1, made, kept, v)
+            if life.copied >= first:
+                self._copied(group, k, v, life)
+            # What is not wanted in memory the readers' kernels take.
+            self._add(("slice", *where), group, other, first, life.wanted, v, aside)
+            self._add(("smaller", *where), group, other, first, last, v, aside)
+            self._add(("larger", *where), group, other, first, last, v, aside)
+        else:
+            if not (life.named or life.home):
+                self._add(("same", *where), group, other, made, kept, v, room)
+            if not life.named:
+                if not life.fluid:
+                    self._add(("source of slice", *where), group, other, made, whole, v, room)
+                self._add(("source of smaller", *where), group, other, made, whole, v, room)
+                self._add(("source of larger", *where), group, other, made, first, v, room)
+            if life.fluid:
+                self._add(("slice", *where), group, other, made, kept, v, room)
+            elif not life.home:
+                self._add(("slice", *where), group, other, whole, last, v, aside)
+            if not life.home:
+                self._add(("smaller", *where), group, other, whole, last, v, aside)
+                self._add(("larger", *where), group, other, first, last, v, aside)
+            if whole == made:  # a loop's stack is written in the order that is wanted
+                self._add(("moved", *where), group, other, whole, whole, v)
+        if self.model.uneven:  # gathered with its padding, and then without
+            self._add(("padding", *where), group, other, first, first, v)
+        if hub is not None:
+            self._more(group, k, hub, v, life, readers)
+
+    def _copied(self, group: int, k: int, v: Value, life: Lifetime) -> None:
+        """The copy of a donated argument, where the node that it is made for reads the argument as it is."""
+        for reader, at, index in self.readers[v.id]:
+            if any([op.index == life.copied_for for op in self.clustering.clusters[index].ops]):
+                self._add(("same", group, k, reader, at), group, reader, life.first, life.copied, v)
+                return
+
+    def _is_apart(self, life: Lifetime, reader: int) -> bool:
+        """Whether a cluster shares no copy of a value with other readers.
+
+        What reads it by another name boxes that. An argument's replacement has its signature, and is made of it as it
+        is: the optimizer does not read what was gathered for the layers.
+        """
+        ops = self.clustering.clusters[reader].ops
+        if ops[0].name == "sbp.barrier":
+            return True
+        return life.resident and all([op.index in self.updates for op in ops if op.index in life.reads])
+
+    def _apart(
+        self, cluster: OpCluster, k: int, v: Value, hub: int, apart: Sequence[tuple[int, int, int]], last: int
+    ) -> int:
+        """What is held for readers that share no copy with the others, who read it last at ``last``.
+
+        The value stays for them, whatever the hub has of it. The last time that it is held for the others.
+        """
+        life, group = self.lifetimes[v.id], self.groups[cluster.index]
+        held = last
+        for reader, at, index in sorted(apart, key=lambda r: (self._times(life, r[2])[1], r)):
+            first, until = self._times(life, index)
+            start = last + 1 if until > last else first
+            aside = self._aside(v, start, until)
+            for what in ("slice", "smaller", "larger"):
+                self._add((what, group, k, reader, at), group, reader, start, until, v, aside)
+            if not (life.resident or life.named or life.home):
+                self._add(("more", group, k, reader, at, hub), hub, reader, max(life.first, life.whole) + 1, last, v)
+                self._add(("same", group, k, reader, at), group, reader, held + 1, min(until, life.kept), v)
+                held = max(held, until)
+        return life.kept if life.resident else min(life.kept, last)
+
+    def _aside(self, v: Value, start: int, end: int) -> float:
+        """The bytes of a result's buffer that copies of a value may have; 0 where there is none.
+
+        Whether they are there is up to the plan: the buffer is taken all the same.
+        """
+        if start > end:
+            return 0.0
+        moments = 2 * start + 1, 2 * end + 1
+        k = smallest_free(self.places, self.place_bytes, v.size_bytes, *moments)
+        if k is None:  # a piece of it may fit
+            k = largest_free(self.places, *moments)
+        return 0.0 if k is None else self.place_bytes[k]
+
+    def _room(self, life: Lifetime) -> float:
+        """The bytes of a result's buffer that a value may have."""
+        return math.inf if life.inside else 0.0 if life.place is None else self.smallest[life.place.id]
+
+    def _times(self, life: Lifetime, cluster: int) -> tuple[int, int]:
+        """The first and last time that a cluster reads a value."""
+        times = [life.reads[op.index] for op in self.clustering.clusters[cluster].ops if op.index in life.reads]
+        return min(a for a, _ in times), max(b for _, b in times)
+
+    def _more(
+        self, group: int, k: int, hub: int, v: Value, life: Lifetime, readers: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """Copies beyond the hub's. Readers that want the same one share it, so each adds the time after the last."""
+        found = []
+        for reader, at, index in readers:
+            start, until = self._times(life, index)
+            found.append((until, start, reader, at))
+        before = self.program_end
+        for until, t, reader, at in sorted(found):
+            start = max(min(t, before + 1), life.whole)
+            self._add(("more", group, k, reader, at, hub), hub, reader, start, until, v, self._aside(v, start, until))
+            before = until if before == self.program_end else max(before, until)
+
+    def _make(self, key: _Key, v: Value, a: int, b: int) -> Table | None:
+        """The table that a key stands for; None where it is zero everywhere."""
+        what, k = key[0], key[2]
+        representative, hubs = self.decisions.representative, self.decisions.hubs
+        cluster = representative[key[1]]
+        factor = float(v.size_bytes)
+        if what == "inside":
+            inner = [x for op in cluster.ops for x in op.outs][k]
+            of = np.array(
+                [self.model.share(v.shape, cluster.follow(s.ins[0])(inner) or ()) for s in cluster.strategies]
+            )
+            return Table("", a, b, of, factor)
+        if what == "result":  # one that needs no decision is made as it leaves
+            parts = [self.model.share(v.shape, s.ins[0]) if s.ins else s.share for s in cluster.strategies]
+            return Table("result ", a, b, np.array(parts), factor)
+        made = self._codes((id(cluster.strategies), "out", k), lambda: [s.outs[k] for s in cluster.strategies])
+        if what == "own":
+            return Table("", a, b, self._shares(v.shape, made), factor)
+        other, position = key[3], key[4]
+        if what == "zeros":
+            ways = representative[other].strategies
+            codes = self._codes((id(ways), "out", position), lambda: [s.outs[position] for s in ways])
+            of = self._pairs(v.shape, made, codes).get("same")
+            return None if of is None else Table("zeros of ", a, b, of, factor)
+        if what == "more":
+            made = hubs[key[5]].codes
+        if position < 0:
+            codes = hubs[other].codes
+        else:
+            ways = representative[other].strategies
+            codes = self._codes((id(ways), "in", position), lambda: [s.ins[position] for s in ways])
+        of = self._pairs(v.shape, made, codes).get(what)
+        hub = hubs.get(key[5] if what == "more" else other)
+        if of is not None and hub is not None and hub.sets:  # a choice of the hub's is several signatures held at once
+            beyond = what == "more"
+            of = np.stack([of[list(x)].min(axis=0) for x in hub.sets]) if beyond else hub.by_choice(of)
+        words = "boxed copies of " if what in ("slice", "smaller", "larger", "more", "moved", "padding") else ""
+        return None if of is None else Table(words, a, b, of, factor)
+
+    def _codes(self, key: object, make: Callable[[], list[Code]]) -> tuple[Code, ...]:
+        found = self.codes.get(key)
+        if found is None:
+            found = make()
+            found = self.codes[key] = self.codes.setdefault(tuple(found), tuple(found))
+        return found
+
+    def _padded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What parts of a value depend on besides codes: its shape, where pieces may be padded."""
+        return shape if self.model.uneven else ()
+
+    def _shares(self, shape: tuple[int, ...], codes: tuple[Code, ...]) -> np.ndarray:
+        """The parts of a value that a device holds, by code."""
+        key = self._padded(shape), codes
+        found = self.shares.get(key)
+        if found is None:
+            found = self.shares[key] = np.array([self.model.share(shape, c) for c in codes])
+        return found
+
+    def _pairs(self, shape: tuple[int, ...], made: tuple[Code, ...], codes: tuple[Code, ...]) -> dict[str, np.ndarray]:
+        """By what is held: the parts, for a value made and boxed in any two of these codes. Not those all zero."""
+        key = self._padded(shape), made, codes
+        found = self.pairs.get(key)
+        if found is None:
+            number: dict[Code, int] = {}
+            left = np.array([number.setdefault(c, len(number)) for c in made])[:, None]
+            right = np.array([number.setdefault(c, len(number)) for c in codes])[None, :]
+            own, copy = self._shares(shape, made)[:, None], self._shares(shape, codes)[None, :]
+            same = left == right
+            cut = ~same & _is_slice(made, codes)
+
+            def padded(of: tuple[Code, ...], parts: np.ndarray) -> np.ndarray:
+                return parts * np.array([self.model.pieces(c) for c in of]).reshape(parts.shape) > 1 + 1e-9
+
+            smaller, larger = ~same & ~cut & (copy <= own), ~same & ~cut & (copy > own)
+            every = {
+                "same": same * own, "source of smaller": smaller * own, "source of larger": larger * own,
+                "smaller": smaller * copy, "larger": larger * copy, "more": ~same * copy,
+                "slice": cut * copy, "source of slice": cut * own,
+                "moved": smaller * (_rearranged(made, codes) | padded(made, own) | padded(codes, copy)) * own,
+                "padding": larger * padded(made, own) * copy,
+            }  # fmt: skip
+            found = self.pairs[key] = {what: m for what, m in every.items() if m.any()}
+        return found
+
+
+def _is_slice(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
+    """Where a copy is a slice of what the device has: nothing is sent."""
+    left, right = np.array(made)[:, None, :], np.array(codes)[None, :, :]
+    return ((left == right) | ((left == B) & (right >= 0))).all(axis=-1)
+
+
+def _rearranged(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
+    """Where a collective wants its operand in an order of its own: all pieces that one device is sent side by side.
+
+    Reducing and scattering along any dim but the first, and exchanging one split for another (XLA: collectives along
+    other dims get a layout in which that dim is the slowest).
+    """
+    left, right = np.array(made)[:, None, :], np.array(codes)[None, :, :]
+    return (((left < B) & (right > 0)) | ((left >= 0) & (right >= 0) & (left != right))).any(axis=-1)
