@@ -36,6 +36,8 @@ class Table:
     values: list[Value] = field(default_factory=list)
 
 
+# What hands values to a loop, as a whole or a slice in each of its steps.
+_OF_LOOPS = frozenset(("sbp.enter", "sbp.unstack"))
 # What of a value, its class, which of the values there, and the other end: its class or hub, which operand.
 _Key = tuple[Any, ...]
 
@@ -190,6 +192,8 @@ class Tables:
                 self._add(("larger", *where), group, other, first, last, v, aside)
             if whole == made:  # a loop's stack is written in the order that is wanted
                 self._add(("moved", *where), group, other, whole, whole, v)
+        if not life.named and any([self.clustering.clusters[r[2]].ops[0].name in _OF_LOOPS for r in readers]):
+            self._add(("gathered", *where), group, other, first, first, v)
         if self.model.uneven:  # gathered with its padding, and then without
             self._add(("padding", *where), group, other, first, first, v)
         if hub is not None:
@@ -306,7 +310,9 @@ class Tables:
         if of is not None and hub is not None and hub.sets:  # a choice of the hub's is several signatures held at once
             beyond = what == "more"
             of = np.stack([of[list(x)].min(axis=0) for x in hub.sets]) if beyond else hub.by_choice(of)
-        words = "boxed copies of " if what in ("slice", "smaller", "larger", "more", "moved", "padding") else ""
+        words = (
+            "boxed copies of " if what in ("slice", "smaller", "larger", "more", "moved", "gathered", "padding") else ""
+        )
         return None if of is None else Table(words, a, b, of, factor)
 
     def _codes(self, key: object, make: Callable[[], list[Code]]) -> tuple[Code, ...]:
@@ -349,6 +355,7 @@ class Tables:
                 "smaller": smaller * copy, "larger": larger * copy, "more": ~same * copy,
                 "slice": cut * copy, "source of slice": cut * own,
                 "moved": smaller * (_rearranged(made, codes) | padded(made, own) | padded(codes, copy)) * own,
+                "gathered": larger * _outermost(made, codes) * copy,
                 "padding": larger * padded(made, own) * copy,
             }  # fmt: skip
             found = self.pairs[key] = {what: m for what, m in every.items() if m.any()}
@@ -359,6 +366,14 @@ def _is_slice(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
     """Where a copy is a slice of what the device has: nothing is sent."""
     left, right = np.array(made)[:, None, :], np.array(codes)[None, :, :]
     return ((left == right) | ((left == B) & (right >= 0))).all(axis=-1)
+
+
+def _outermost(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
+    """Where what is gathered has the gathered dim outermost in memory, which it is not in the program: on its way into
+    a loop it is copied, other kernels read it as it is.
+    """
+    left, right = np.array(made)[:, None, :], np.array(codes)[None, :, :]
+    return ((left > 0) & (right == B)).any(axis=-1)
 
 
 def _rearranged(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
