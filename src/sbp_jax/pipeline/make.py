@@ -17,7 +17,7 @@ from .cuts.stacked import Stacked
 from .plans.plan import PipelinePlan
 from .plans.stage_plan import RequestOn, as_planned
 from .plans.stage_plans import plan_stages_to_fit
-from .plans.times import StageTimes, stage_times, transfer_seconds, version_bytes
+from .plans.times import StageTimes, stage_times, transfers_of, version_bytes
 from .programs.asynchronous import check_updates, note, share_state, state_of, updates_between
 from .programs.slots import StagePart, StageParts
 from .programs.stage_parts import stage_parts
@@ -72,6 +72,7 @@ def planned(
         notes = [*notes, note(schedule)]
     sources = [stage_program(phases, s, flow) for s in range(schedule.stages)]
     cluster = request_of(places[0], pinned=False).cluster
+    stage_places = [places[schedule.rank_of(s)] for s in range(schedule.stages)]
     known: dict[tuple[int, int], StageTimes] = {}
     run: list[StageProgram] = []
 
@@ -85,7 +86,7 @@ def planned(
             times.append(known[key])
         return PipelinePlan(
             name, schedule, plans, [t.seconds for t in times], [t.once_seconds for t in times],
-            transfer_seconds(sources, plans, phases, cluster, schedule.ranks), [t.activation_bytes for t in times],
+            transfers_of(phases, sources, plans, stage_places, cluster), [t.activation_bytes for t in times],
             [t.kept_bytes for t in times], [t.working_bytes for t in times], "permute" not in cluster.overlaps, notes,
             [version_bytes(phases, source, plan, state) for source, plan in zip(sources, plans, strict=True)],
         )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbp_jax.pipeline.stages import StageCosts
+from sbp_jax.pipeline.stages import InFlight, StageCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +68,27 @@ def all_plans(layers: int, sizes: Sequence[int], devices: int, use_all: bool) ->
                     yield [(i, j, o) for (i, j), o in zip(chosen, which, strict=True)]
 
 
-def total_of(plan: list[tuple[int, int, int]], costs: StageCosts, microbatches: int, overlaps: bool) -> float:
+def total_of(
+    plan: list[tuple[int, int, int]], costs: StageCosts, microbatches: int, overlaps: bool,
+    window: InFlight | None = None,
+) -> float:  # fmt: skip
     """The model of ``plan_stages``, stage by stage."""
     if not np.isfinite([costs.seconds[s] for s in plan]).all():
         return np.inf
     given = np.asarray(costs.transfer_seconds)
-    transfer = np.concatenate((given, np.zeros((1, given.shape[1]))))
     latencies, paces, onces = [], [], []
     for i, j, o in plan:
         compute = costs.seconds[i, j, o]
-        moved = transfer[i, o] + transfer[j, o]
-        latencies.append(compute + transfer[i, o])
-        paces.append(max(compute, moved) if overlaps else compute + moved)
+        back, forward = given[i, o] / 2 if i else 0.0, given[j, o] / 2 if j < costs.layers else 0.0
+        latencies.append(compute + back + forward)
+        paces.append(max(compute, back + forward) if overlaps else compute + back + forward)
         onces.append(0.0 if costs.once_seconds is None else costs.once_seconds[i, j, o])
+    for s, (i, _, o) in enumerate(plan):
+        if window is None:
+            break
+        # A micro-batch leaves stage s, and comes back to it before the next one that it has no room for.
+        way = sum(latencies[s:]) - (given[i, o] / 2 if i else 0.0)
+        paces.append(way / window(len(plan) - 1 - s, 1000))
     return sum(latencies) + (microbatches - 1) * max(paces) + max(onces)
 
 

@@ -23,6 +23,7 @@ def test_no_plan_is_better(seed: int) -> None:
     layers, devices = int(rng.integers(1, 6)), int(rng.integers(1, 8))
     microbatches, overlaps, use_all = int(rng.integers(1, 7)), bool(rng.random() < 0.5), bool(rng.random() < 0.7)
     costs = random_costs(rng, layers, SIZES, is_rich=seed % 4 > 0)
+    window = in_flight_of(("1f1b", "gpipe", "eager_1f1b")[seed % 3]) if seed % 7 % 2 else None
     limit = float(rng.uniform(3, 9)) if seed % 4 > 1 else None
     schedule = ("1f1b", "gpipe", "eager_1f1b")[seed % 3]
     least = int(rng.integers(1, layers + 1)) if seed % 5 == 0 else 1
@@ -31,7 +32,7 @@ def test_no_plan_is_better(seed: int) -> None:
         min({"1f1b": a + 1, "gpipe": microbatches, "eager_1f1b": 2 * a + 1}[schedule], microbatches) for a in range(5)
     ]
     totals = [
-        total_of(p, costs, microbatches, overlaps)
+        total_of(p, costs, microbatches, overlaps, window)
         for p in all_plans(layers, SIZES, devices, use_all)
         if fits(p, costs, held, limit) and least <= len(p) <= (most or layers)
     ]
@@ -40,7 +41,7 @@ def test_no_plan_is_better(seed: int) -> None:
     def found(epsilon: float) -> Stages:
         return plan_stages(
             costs, options(*SIZES), devices, microbatches, limit_bytes=limit, in_flight=in_flight_of(schedule),
-            overlaps=overlaps, least_stages=least, most_stages=most, use_all=use_all, epsilon=epsilon,
+            overlaps=overlaps, window=window, least_stages=least, most_stages=most, use_all=use_all, epsilon=epsilon,
         )  # fmt: skip
 
     if not np.isfinite(best):
@@ -51,7 +52,7 @@ def test_no_plan_is_better(seed: int) -> None:
     plan = plan_of(exact)
     assert exact.total_seconds == pytest.approx(best)
     assert exact.bound_seconds == pytest.approx(best) and exact.note == "exact"
-    assert exact.total_seconds == pytest.approx(total_of(plan, costs, microbatches, overlaps))
+    assert exact.total_seconds == pytest.approx(total_of(plan, costs, microbatches, overlaps, window))
     assert (
         fits(plan, costs, held, limit)
         and sum(exact.devices) <= devices
@@ -152,9 +153,13 @@ def test_transfers_move_the_cut_to_the_thin_place() -> None:
     assert plan_stages(linear(work, (1,), transfer_seconds=thin), options(1), 2, 8).ranges == ((0, 4), (4, 6))
     # What overlaps, and is shorter than the compute, costs its latency only.
     found = plan_stages(linear(work, (1,), transfer_seconds=thin), options(1), 2, 8, overlaps=True)
-    assert found.ranges == ((0, 3), (3, 6)) and found.transfer_seconds == (2.0, 2.0)
+    assert found.ranges == ((0, 3), (3, 6)) and found.transfer_seconds == (1.0, 1.0)
     assert found.total_seconds == pytest.approx(6 + 2 + 7 * 3)
     assert found.slowest_seconds == 3.0
+    # But the way there and back holds up the next micro-batch, where no more are under way than there are stages.
+    one = in_flight_of("1f1b")
+    found = plan_stages(linear(work, (1,), transfer_seconds=thin), options(1), 2, 8, overlaps=True, window=one)
+    assert found.ranges == ((0, 4), (4, 6)) and found.slowest_seconds == 4.0
 
 
 def test_what_is_done_once_a_step_counts_once() -> None:

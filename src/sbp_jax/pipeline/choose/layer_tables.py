@@ -25,6 +25,7 @@ from ..cuts.items import Items, Spread
 from ..cuts.phases import assign
 from ..plans.stage_plan import plan_stage
 from ..plans.times import resident, spent
+from ..plans.transfers import neighbour_seconds
 from ..programs.stage_program import StageProgram, flows, stage_program
 from ..stages import StageCosts, Submesh
 
@@ -96,16 +97,14 @@ class LayerTables:
             sums = [np.concatenate(([0.0], np.cumsum(getattr(a, name)))) for a in amounts]
             each = np.stack(sums, axis=-1)
             ranges.append(np.maximum(each[None, :, :] - each[: self.count, None, :], 0.0))
-        transfers = np.stack([self.transfer_seconds(a) for a in amounts], axis=-1)
+        transfers = np.stack([self.transfer_seconds(*x) for x in zip(self.meshes, amounts, strict=True)], axis=-1)
         return StageCosts(ranges[0], transfers, *ranges[1:])
 
-    def transfer_seconds(self, amounts: Amounts) -> np.ndarray:
-        """Before every layer: to send what crosses there forward, and its gradient back, if a stage begins there."""
-        cluster, size = self.request.cluster, self.where.size
-        return np.array([
-            2 * cluster.collective_seconds("permute", float(b), (size,), (0,)) if b and size > 1 else 0.0
-            for b in amounts.sent_bytes
-        ])  # fmt: skip
+    def transfer_seconds(self, mesh: Submesh, amounts: Amounts) -> np.ndarray:
+        """Before every layer: to send what crosses there forward, and its gradient back, if a stage begins there. Both
+        stages are taken to have as many devices."""
+        cluster, ranks = self.request.cluster, self.where.flat_ranks
+        return np.array([2 * neighbour_seconds(ranks, mesh.devices, cluster, float(b)) for b in amounts.sent_bytes])
 
     def placement(self, mesh: Submesh, own: Sequence[int]) -> Placement:
         """A stage's devices, by their positions in the whole: nodes by devices, or one axis within a node."""

@@ -96,8 +96,8 @@ class StageSearch:
                 found = search_stages(
                     self.options.search or "alpa_inter", self.options.search_options, self.tables.costs(count),
                     self.tables.meshes, self.where.size, count, limit_bytes=self.limit_bytes,
-                    in_flight=_in_flight(self.options.schedule), overlaps="permute" in self.request.cluster.overlaps,
-                    schedule=self.options.schedule,
+                    in_flight=_in_flight(self.options.schedule), overlaps=self._overlaps,
+                    window=self._window(), schedule=self.options.schedule,
                 )  # fmt: skip
             except PlanError as error:
                 refused = error
@@ -123,8 +123,8 @@ class StageSearch:
                     bubble, peak = self._promised(ranks, count, chunks)
                 except ScheduleError:
                     continue
-                moved = self._moved(amounts) if ranks > 1 else 0.0
-                pace = self._pace(amounts.seconds.sum() / ranks, 2 * chunks * moved)
+                moved = self._moved(mesh, amounts) if ranks > 1 else 0.0
+                pace = self._pace(amounts.seconds.sum() / ranks, chunks * moved)
                 held = peak * amounts.held.sum() / (ranks * chunks)
                 if amounts.kept.sum() / ranks + held <= (self.limit_bytes or math.inf):
                     seconds = count * pace / max(1.0 - bubble, 1e-6) + amounts.once.sum() / ranks
@@ -139,14 +139,24 @@ class StageSearch:
             bubble = (ranks - 1) / (chunks * count + ranks - 1)
         return bubble, max(kind.peak(ranks, count, **self.given))
 
-    def _moved(self, amounts: Amounts) -> float:
+    def _moved(self, mesh: Submesh, amounts: Amounts) -> float:
         """Seconds to send what crosses between two layers, there and back, in the mean."""
-        transfers = self.tables.transfer_seconds(amounts)[1:]
+        transfers = self.tables.transfer_seconds(mesh, amounts)[1:]
         return float(transfers.mean()) if len(transfers) else 0.0
 
     def _pace(self, compute: float, moved: float) -> float:
         """Seconds from one micro-batch to the next, of a group that computes and sends so long."""
-        return max(compute, moved) if "permute" in self.request.cluster.overlaps else compute + moved
+        return max(compute, moved) if self._overlaps and self.options.schedule != "1f1b" else compute + moved
+
+    @property
+    def _overlaps(self) -> bool:
+        return "permute" in self.request.cluster.overlaps
+
+    def _window(self) -> InFlight | None:
+        """How many micro-batches hold up the next one, where transfers run beside compute: elsewhere they hold up the
+        stage that sends. ZB-H1 computes weights' gradients while it waits."""
+        schedule = self.options.schedule
+        return in_flight_of(schedule) if self._overlaps and schedule != "zb_h1" else None
 
     def _as_cut(self, count: int, found: Stages) -> Found:
         tables = self.tables

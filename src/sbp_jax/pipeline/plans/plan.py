@@ -28,7 +28,7 @@ class PipelinePlan:
         stages: the plan of every stage, for all its micro-batches and its update: placement, signatures, boxing.
         seconds: of one micro-batch in each stage, forward and backward, in seconds.
         once_seconds: of each stage, what happens once a step: gathering weights, summing gradients, the update.
-        transfer_seconds: of one micro-batch between each stage and the next.
+        transfer_seconds: of one micro-batch between each stage and the next: half of the way there and back.
         activation_bytes: what one micro-batch holds on a device of each stage from its forward to its backward part.
         kept_bytes: what a device of each stage holds besides, with one micro-batch.
         working_bytes: of that, what it holds only while it computes; the rest are arguments and sums.

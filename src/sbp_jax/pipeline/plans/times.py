@@ -9,14 +9,17 @@ import numpy as np
 
 from ...cluster import Cluster
 from ...pieces import stored_shape
+from ...placement import Placement
 from ...plan import Leaf, PlanData
 from ...schedules import StageSeconds
+from ...signature import Signature, Split
 from ...trace import Graph, Op
 from ..cuts.phases import Phases
 from ..microbatches.cut import Region
 from ..microbatches.units import nodes_of
 from ..programs.stage_local import loop_of
 from ..programs.stage_program import StageProgram
+from .transfers import Handed, transfer_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +155,31 @@ def itemsize_of(dtype: str) -> float:
         return 2.0 if "16" in dtype else 1.0 if "8" in dtype else 8.0
 
 
-def transfer_seconds(
-    sources: list[StageProgram], plans: list[PlanData], phases: Phases, cluster: Cluster, ranks: int
-) -> list[float]:
-    """Of one micro-batch between each stage and the next, the longer of forward and backward."""
+def transfers_of(
+    phases: Phases, sources: Sequence[StageProgram], plans: Sequence[PlanData], places: Sequence[Placement],
+    cluster: Cluster,
+) -> list[float]:  # fmt: skip
+    """Seconds of one micro-batch between each stage and the next: half of the way there and back, which is what stages
+    send forward and what they send back. A value goes straight to each stage that reads it. ``places``: by stage its
+    devices."""
     backward = {v.id for k, u in enumerate(phases.cut.units) if phases.backward[k] for n in nodes_of(u) for v in n.outs}
-    found = []
-    for s in range(len(sources) - 1):
-        sent = {False: 0.0, True: 0.0}
-        for o, port in enumerate(sources[s].gives):
-            if port.kind == "part" and port.key not in backward:
-                sent[False] += _bytes(plans[s].outputs[o], plans[s])
-        for o, port in enumerate(sources[s + 1].gives):
-            if port.kind == "part" and port.key in backward:
-                sent[True] += _bytes(plans[s + 1].outputs[o], plans[s + 1])
-        size = plans[s].placement.size
-        found.append(max(cluster.collective_seconds("permute", b, (ranks, size), (0,)) if b else 0.0
-                         for b in sent.values()))  # fmt: skip
-    return found
+    taken = [{p.key: leaf for p, leaf in zip(source.takes, plan.inputs, strict=True) if p.kind == "part"}
+             for source, plan in zip(sources, plans, strict=True)]  # fmt: skip
+    sent = np.zeros((len(sources), 2))
+    for s, (source, plan) in enumerate(zip(sources, plans, strict=True)):
+        for t, there in enumerate(taken):
+            ways: tuple[list[Handed], list[Handed]] = [], []
+            for port, leaf in zip(source.gives, plan.outputs, strict=True):
+                if port.kind == "part" and t != s and port.key in there:
+                    signatures = (_of_one(x.signature) for x in (leaf, there[port.key]))
+                    ways[port.key in backward].append((leaf.shape[1:], itemsize_of(leaf.dtype), *signatures))
+            sent[s] += [transfer_seconds(handed, places[s], places[t], cluster) for handed in ways]
+    return [float(sent[s, 0] + sent[s + 1, 1]) / 2 for s in range(len(sources) - 1)]
+
+
+def _of_one(signature: Signature) -> Signature:
+    """The signature of one micro-batch, of one of all with a dim in front that counts them, which is never split."""
+    return Signature(tuple(Split(c.dim - 1) if isinstance(c, Split) else c for c in signature.components))
 
 
 def version_bytes(phases: Phases, source: StageProgram, plan: PlanData, state: Mapping[int, int]) -> float:

@@ -17,5 +17,5 @@ def alpa_inter(task: StageTask) -> Stages:
     """The least seconds of a step."""
     return plan_stages(
         task.costs, task.meshes, task.devices, task.microbatches, limit_bytes=task.limit_bytes,
-        in_flight=task.in_flight, overlaps=task.overlaps, epsilon=task.options["epsilon"],
+        in_flight=task.in_flight, overlaps=task.overlaps, window=task.window, epsilon=task.options["epsilon"],
     )  # fmt: skip

@@ -6,6 +6,7 @@ number of layers; the schedule is simulated task by task. How a stage's devices 
 choice, the number of micro-batches the pipeline's.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from ...errors import ScheduleError
 from ...planner.catalogue import register
 from ...schedules import StageSeconds, by_name, simulate
+from ..stages.costs import sends
 from ..stages.table import Stage
 from .task import StageTask
 
@@ -39,11 +41,16 @@ def _simulated(task: StageTask, stages: Sequence[Stage]) -> float:
     each = [float(task.costs.seconds[s]) for s in stages]
     if not np.isfinite(each).all():
         return np.inf
-    sent = np.asarray(task.costs.transfer_seconds, float)
-    moved = [float(sent[i, o]) / 2 for i, _, o in stages[1:]]
+    back, ahead = sends(task.costs)
+    sent = [(float(ahead[j, o]), float(back[i, o])) for i, j, o in stages]
+    # Without overlap a task lasts until it has sent.
+    waits = [(0.0, 0.0) if task.overlaps else pair for pair in sent]
+    moved = [(here[0] + after[1]) / 2 if task.overlaps else 0.0 for here, after in itertools.pairwise(sent)]
     try:
         schedule = by_name(task.schedule, len(stages), task.microbatches)
     except ScheduleError:
         return np.inf
-    timing = simulate(schedule, [StageSeconds(s / 3, s / 3, s / 3) for s in each], moved)
+    timing = simulate(
+        schedule, [StageSeconds(s / 3 + a, s / 3 + b, s / 3) for s, (a, b) in zip(each, waits, strict=True)], moved
+    )
     return timing.makespan_seconds + max(float(task.problem.once[s]) for s in stages)

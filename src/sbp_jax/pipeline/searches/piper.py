@@ -33,6 +33,6 @@ def piper(task: StageTask) -> Sequence[Stage] | None:
     left = replace(costs, seconds=np.where(paces <= slowest * (1 + _ROUNDING), costs.seconds, np.inf))
     best = plan_stages(
         left, task.meshes, task.devices, task.microbatches, limit_bytes=task.limit_bytes, in_flight=task.in_flight,
-        overlaps=task.overlaps,
+        overlaps=task.overlaps, window=task.window,
     )  # fmt: skip
     return [(i, j, o) for (i, j), o in zip(best.ranges, best.options, strict=True)]

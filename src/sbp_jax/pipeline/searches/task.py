@@ -30,6 +30,7 @@ class StageTask:
         limit_bytes: the memory of a device, or None.
         in_flight: how many micro-batches a stage holds, by the schedule.
         overlaps: whether stages compute while they send.
+        window: how many micro-batches a stage has under way at most, whose way back it waits for, or None.
         schedule: the schedule's name.
         options: the values of the method's options.
     """
@@ -41,6 +42,7 @@ class StageTask:
     limit_bytes: float | None
     in_flight: InFlight
     overlaps: bool
+    window: InFlight | None
     schedule: str
     options: Mapping[str, Any]
     problem: Problem = field(init=False)
@@ -50,6 +52,7 @@ class StageTask:
         problem = problem_of(
             self.costs, self.meshes, self.devices, self.microbatches, most_after,
             overlaps=self.overlaps, stages=None, least_stages=1, most_stages=None, use_all=True,
+            window=self.window,
         )  # fmt: skip
         object.__setattr__(self, "problem", problem)
 
@@ -124,7 +127,8 @@ def balanced(amounts: Array, parts: int) -> list[int]:
 
 def search_stages(
     name: str, given: Mapping[str, Any] | None, costs: StageCosts, meshes: Sequence[HasDevices], devices: int,
-    microbatches: int, *, limit_bytes: float | None, in_flight: InFlight, overlaps: bool, schedule: str = "1f1b",
+    microbatches: int, *, limit_bytes: float | None, in_flight: InFlight, overlaps: bool,
+    window: InFlight | None = None, schedule: str = "1f1b",
 ) -> Stages:  # fmt: skip
     """The stages that a method finds, judged by the model of ``plan_stages``.
 
@@ -133,8 +137,9 @@ def search_stages(
     """
     method = lookup(name, "stages")
     task = StageTask(
-        costs, meshes, devices, microbatches, limit_bytes, in_flight, overlaps, schedule, method.checked(given)
-    )
+        costs, meshes, devices, microbatches, limit_bytes, in_flight, overlaps, window, schedule,
+        method.checked(given),
+    )  # fmt: skip
     found = method.run(task)
     if isinstance(found, Stages):
         return found

@@ -14,6 +14,8 @@ from ...errors import PlanError
 from .in_flight import InFlight
 
 Array = np.ndarray[Any, np.dtype[Any]]
+# More micro-batches than any schedule has under way, but one that takes all at once.
+_MANY = 2**30
 
 
 class HasDevices(Protocol):
@@ -31,7 +33,8 @@ class StageCosts:
         seconds: of one micro-batch, forward and backward, without transfers; inf where a stage is not possible.
         transfer_seconds: one number for each layer, or one for each layer and option, (L, S): of one micro-batch, to
             send a value forward and its gradient back between this layer and the one before it, if they are in
-            different stages. That of layer 0 is the model's input. Without it, 0.
+            different stages, on devices of this option. The stage before sends half of that, forward, and the stage
+            after the other half, back. Without it, 0; of layer 0, before which nothing is, it is not read.
         once_seconds: what a stage does once a step: gather weights, reduce gradients, update. Without it, 0.
         weights_bytes: on each device of the stage, whatever is in flight: weights, gradients, optimizer state.
         activation_bytes: on each device of the stage, for each micro-batch in flight.
@@ -87,16 +90,20 @@ class Problem:
     """What the search reads: for every possible stage, all that it adds.
 
     Attributes:
-        latency: seconds that one micro-batch takes to come and pass: its receipt and its compute.
+        latency: seconds that one micro-batch takes in the stage: its compute, and what the stage sends of it.
         pace: seconds from one micro-batch to the next, at the least; inf where the stage is not possible.
+        returned: (L, S), what a stage that begins at a layer sends back.
         once: seconds once a step.
         most_after: how many stages may follow this one, for its memory; L where any number, -1 where it never fits.
         sizes: devices of each option.
         least, most: how many stages there may be.
+        window: how many micro-batches a stage with so many stages after it has under way at most, which hold up the
+            next one; None where they do not.
     """
 
     latency: Array
     pace: Array
+    returned: Array
     once: Array
     most_after: Array
     sizes: tuple[int, ...]
@@ -106,6 +113,7 @@ class Problem:
     least: int
     most: int
     use_all: bool
+    window: Array | None = None
 
     @property
     def layers(self) -> int:
@@ -113,12 +121,14 @@ class Problem:
         return self.pace.shape[0]
 
     def stage_seconds(self, stages: Sequence[tuple[int, int, int]]) -> tuple[float, float, float]:
-        """(sum of latencies, largest pace, largest once) of the stages (i, j, o)."""
-        return (
-            float(sum(self.latency[s] for s in stages)),
-            float(max(self.pace[s] for s in stages)),
-            float(max(self.once[s] for s in stages)),
-        )
+        """(sum of latencies, pace, largest once) of the stages (i, j, o): the pace is that of the slowest stage, or of
+        the slowest way there and back; see ``plan_stages``."""
+        pace, way = float(max(self.pace[s] for s in stages)), 0.0
+        for after, (i, j, o) in enumerate(reversed(stages)):
+            way += float(self.latency[i, j, o])
+            if self.window is not None:
+                pace = max(pace, (way - float(self.returned[i, o])) / float(self.window[after]))
+        return way, pace, float(max(self.once[s] for s in stages))
 
     def total_seconds(self, stages: Sequence[tuple[int, int, int]]) -> float:
         """Of a step; see ``plan_stages``."""
@@ -126,11 +136,18 @@ class Problem:
         return sums + (self.microbatches - 1) * slowest + once
 
 
+def sends(costs: StageCosts) -> tuple[Array, Array]:
+    """The seconds in which a stage sends, of one micro-batch: (L, S) back, if it begins at a layer, and (L + 1, S)
+    forward, if it ends before one."""
+    half = np.asarray(costs.transfer_seconds, float) / 2
+    back = np.concatenate((np.zeros((1, half.shape[1])), half[1:]))
+    return back, np.concatenate((back, np.zeros((1, half.shape[1]))))
+
+
 def transfers(costs: StageCosts) -> Array:
-    """(L, L + 1, S): the seconds in which the stage of layers i to before j sends or receives, of one micro-batch."""
-    before = np.asarray(costs.transfer_seconds, float)
-    after = np.concatenate((before, np.zeros((1, before.shape[1]))))
-    return before[:, None, :] + after[None, :, :]
+    """(L, L + 1, S): the seconds in which the stage of layers i to before j sends, of one micro-batch."""
+    back, forward = sends(costs)
+    return back[:, None, :] + forward[None, :, :]
 
 
 def stage_bytes(costs: StageCosts, in_flight: InFlight, stages_after: int, microbatches: int) -> Array:
@@ -178,6 +195,7 @@ def problem_of(
     least_stages: int,
     most_stages: int | None,
     use_all: bool,
+    window: InFlight | None = None,
 ) -> Problem:
     """Check what was given, and put it together."""
     if len(options) != costs.seconds.shape[2]:
@@ -202,15 +220,15 @@ def problem_of(
         asked = f"stages={stages}" if stages is not None else f"least_stages={least_stages}, most_stages={most_stages}"
         raise PlanError(f"{asked} of {costs.layers} layers: give numbers of at least 1, not above the layers, in order")
     moved = transfers(costs)
-    received = np.asarray(costs.transfer_seconds, float)[:, None, :]
     pace = np.maximum(costs.seconds, moved) if overlaps else costs.seconds + moved
     once = np.zeros_like(pace) if costs.once_seconds is None else costs.once_seconds
     index = np.arange(costs.layers + 1)
     impossible = (index[None, :, None] <= index[:-1, None, None]) | ~np.isfinite(costs.seconds) | ~np.isfinite(once)
     return Problem(
-        latency=costs.seconds + received,
+        latency=costs.seconds + moved,
         pace=np.where(impossible, np.inf, pace),
         once=np.where(impossible, np.inf, once),
+        returned=sends(costs)[0],
         most_after=most_after,
         sizes=sizes,
         labels=tuple(map(str, options)),
@@ -219,4 +237,5 @@ def problem_of(
         least=least_stages,
         most=most,
         use_all=use_all,
+        window=None if window is None else np.array([window(n, _MANY) for n in range(costs.layers)], float),
     )

@@ -34,11 +34,11 @@ class Stages:
         labels: the option in words.
         devices: how many it has.
         seconds: compute of one micro-batch, forward and backward.
-        transfer_seconds: what it receives and sends, of one micro-batch, forward and backward.
+        transfer_seconds: what it sends, of one micro-batch, forward and backward.
         once_seconds: what it does once a step.
         memory_bytes: on each of its devices, with the micro-batches that it has in flight.
         total_seconds: of the step; the model is ``plan_stages``'s.
-        slowest_seconds: from one micro-batch to the next, of the slowest stage.
+        slowest_seconds: from one micro-batch to the next.
         bound_seconds: no plan of these stages and options has a total below this, by the same model; 0 where none is
             proven.
         tables: how many tables the search filled.
@@ -79,6 +79,7 @@ def plan_stages(
     limit_bytes: float | None = None,
     in_flight: InFlight | None = None,
     overlaps: bool = False,
+    window: InFlight | None = None,
     stages: int | None = None,
     least_stages: int = 1,
     most_stages: int | None = None,
@@ -89,14 +90,18 @@ def plan_stages(
 
     The model, of m micro-batches:
 
-        total = sum of latencies + (m - 1) * largest pace + largest once_seconds
+        total = sum of latencies + (m - 1) * pace + largest once_seconds
 
-    A stage's latency is its compute and what it receives; its pace, from one micro-batch to the next, is compute +
-    transfers, those that it receives and those that it sends, or with ``overlaps`` the longer of the two. For stages of
-    equal seconds and no transfers this is exact for GPipe and 1F1B (p stages: p - 1 bubbles of one stage). For unequal
-    stages it is exact for GPipe where the stage with the slowest forward pass has the slowest backward pass, too, and
-    too low else. 1F1B may take less than it (what stages after the slowest do may hide behind it), or, where transfers
-    overlap, more (a micro-batch's way there and back does not always hide).
+    A stage's latency is its compute and what it sends. The pace, from one micro-batch to the next, is that of the
+    slowest stage: compute + what it sends, or with ``overlaps`` the longer of the two. With a ``window``, a stage has
+    only so many micro-batches under way. The next one waits until the first is back, so that the pace is no less than a
+    micro-batch's way from a stage to the last and back (their compute, and what is sent between them) over the window.
+    In 1F1B, whose window is the number of stages on the way, transfers thus do not hide; in GPipe they do.
+
+    For stages of equal seconds and no transfers this is exact for GPipe and 1F1B (p stages: p - 1 bubbles of one
+    stage). For unequal stages it is exact for GPipe where the stage with the slowest forward pass has the slowest
+    backward pass, too, and too low else. 1F1B may take less than it (what stages after the slowest do may hide behind
+    it).
 
     Of equal plans: the fewest stages, then the first by (layer after the stage, option).
 
@@ -107,7 +112,9 @@ def plan_stages(
         microbatches: of a step.
         limit_bytes: the memory of one device; without it, any stage fits.
         in_flight: how many micro-batches a stage holds; without it, that of 1F1B. ``in_flight_of`` has others by name.
-        overlaps: whether stages compute while they receive and send.
+        overlaps: whether stages compute while they send.
+        window: how many micro-batches a stage has under way at most, whose way back it waits for; without it, it never
+            does. A schedule's is its ``in_flight``.
         stages: exactly so many; or ``least_stages`` and ``most_stages``.
         use_all: whether all devices must be used.
         epsilon: the least total may be below the one found by this part of it. At 0 the total is the least, up to
@@ -124,6 +131,7 @@ def plan_stages(
     problem = problem_of(
         costs, options, devices, microbatches, most_after,
         overlaps=overlaps, stages=stages, least_stages=least_stages, most_stages=most_stages, use_all=use_all,
+        window=window,
     )  # fmt: skip
     search = Search(problem, epsilon)
     if search.best is None:

@@ -1,4 +1,4 @@
-"""The limits of the slowest stage, and of what is done once a step, with the least total: branch and bound.
+"""The limits of the pace, and of what is done once a step, with the least total: branch and bound.
 
 For two limits, the table gives the least sum of latencies over all plans within them. This sum does not fall when a
 limit does, so that over a box of limits (from lowest to highest, for both) no total is below
@@ -7,6 +7,10 @@ limit does, so that over a box of limits (from lowest to highest, for both) no t
 
 A box whose bound is not below the best total is left out; another is tried at its highest limits, and cut in two. A
 plan that is found settles all limits between its own and those tried. Boxes with the lowest bounds come first.
+
+Where ways there and back hold up the next micro-batch, the sums of all stages from one on are within their limit, too.
+Then the table has a row for each number of stages, which takes longer; it is filled only where the plan without these
+limits, the least of all, is not within them.
 """
 
 import heapq
@@ -15,26 +19,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from .costs import Problem
+from .limits import Grid, Line
 from .table import Adds, Stage, fill
 
 # Of the mean seconds of a stage: what one stage more must gain at least. Far above rounding, far below any measurement.
 _TIE = 1e-12
-# Parts of a total that are not told apart.
-_ROUNDING = 1e-9
+# Parts of a total that are not told apart, and of a pace: well below the step from one limit to the next.
+_ROUNDING, _LESS = 5e-10, 1e-12
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Box:
-    """Plans whose largest pace is one of ``paces[p0..p1]``, and largest once one of ``onces[o0..o1]``.
+    """Plans whose pace is from ``p0`` to ``p1``, and largest once from ``o0`` to ``o1``.
 
     No total of theirs is below ``bound``, no sum of latencies below ``sums``.
     """
 
     bound: float
-    p0: int
-    p1: int
-    o0: int
-    o1: int
+    p0: float
+    p1: float
+    o0: float
+    o1: float
     sums: float
 
 
@@ -43,20 +48,26 @@ class Search:
 
     def __init__(self, problem: Problem, epsilon: float) -> None:
         self.problem, self.epsilon = problem, epsilon
-        possible = np.isfinite(problem.pace) & (problem.most_after >= 0)
-        self.paces, self.onces = np.unique(problem.pace[possible]), np.unique(problem.once[possible])
+        possible = self.possible = np.isfinite(problem.pace) & (problem.most_after >= 0)
+        paces, self.onces = np.unique(problem.pace[possible]), Grid(np.unique(problem.once[possible]))
         self.best: tuple[Stage, ...] | None = None
         self.total, self.tables = np.inf, 0
         self.floor = np.inf
-        if len(self.paces):
+        if len(paces):
+            self.paces = Grid(paces) if problem.window is None else Line(float(paces[0]))
+            self.lowest = float(paces[0]), float(self.onces.values[0])
             self.tie = _TIE * float(problem.latency[possible].mean())
             self.adds = Adds(np.where(possible, problem.latency + self.tie, np.inf))
-            self.root = self._tried(len(self.paces) - 1, len(self.onces) - 1)
+            self.root = self._tried(np.inf, float(self.onces.values[-1]))
+            # No plan that is better has a pace above the total, or there is one micro-batch.
+            self.highest = float(paces[-1]) if problem.window is None else max(float(paces[-1]), self.total)
 
     def run(self) -> float:
         """Search; returns what no plan is below."""
         boxes: list[_Box] = []
-        self._split(boxes, 0, len(self.paces) - 1, 0, len(self.onces) - 1, self.root or 0.0)
+        if self.root is not None:
+            p0, o0 = self.lowest
+            self._split(boxes, p0, self.highest, o0, float(self.onces.values[-1]), self.root)
         while boxes:
             box = heapq.heappop(boxes)
             shrunk = self._shrunk(box)
@@ -71,63 +82,65 @@ class Search:
     def _weighted(self, pace: float, once: float) -> float:
         return (self.problem.microbatches - 1) * pace + once
 
-    def _shrunk(self, box: _Box) -> tuple[int, int] | None:
+    def _shrunk(self, box: _Box) -> tuple[float, float] | None:
         """The box's highest limits without those that cannot be better by epsilon; None where none can."""
         goal = self.total * (1 - max(self.epsilon, _ROUNDING))
-        corner = box.sums + self._weighted(self.paces[box.p0], self.onces[box.o0])
+        corner = box.sums + self._weighted(box.p0, box.o0)
         if corner >= goal:
             self.floor = min(self.floor, corner)
             return None
         left = goal - corner
-        each = max(self.problem.microbatches - 1, 0)
+        each = self.problem.microbatches - 1
         p1, o1 = box.p1, box.o1
         if each:
-            p1 = min(p1, int(np.searchsorted(self.paces, self.paces[box.p0] + left / each, "right")) - 1)
-        o1 = min(o1, int(np.searchsorted(self.onces, self.onces[box.o0] + left, "right")) - 1)
+            p1 = max(min(p1, self.paces.at_most(box.p0 + left / each)), box.p0)
+        o1 = max(min(o1, self.onces.at_most(box.o0 + left)), box.o0)
         if p1 < box.p1:
-            self.floor = min(self.floor, box.sums + self._weighted(self.paces[p1 + 1], self.onces[box.o0]))
+            self.floor = min(self.floor, box.sums + self._weighted(self.paces.above(p1), box.o0))
         if o1 < box.o1:
-            self.floor = min(self.floor, box.sums + self._weighted(self.paces[box.p0], self.onces[o1 + 1]))
+            self.floor = min(self.floor, box.sums + self._weighted(box.p0, self.onces.above(o1)))
         return p1, o1
 
-    def _tried(self, p1: int, o1: int) -> float | None:
+    def _tried(self, pace: float, once: float) -> float | None:
         """The least sum of latencies within two limits; None where there are no stages within them."""
-        self.tables += 1
         problem = self.problem
-        allowed = (problem.pace <= self.paces[p1]) & (problem.once <= self.onces[o1])
-        table = fill(problem, allowed, self.adds)
-        if table is None:
-            return None
-        value, row = table.best()
-        found = table.stages(row, self.tie / 4)
+        allowed = self.possible & (problem.pace <= pace) & (problem.once <= once)
+        limits = None
+        while True:
+            self.tables += 1
+            table = fill(problem, allowed, self.adds, limits=limits)
+            if table is None:
+                return None
+            value, row = table.best()
+            found = table.stages(row, self.tie / 4)
+            _, reached, own_once = problem.stage_seconds(found)
+            if problem.window is None or limits is not None or reached <= pace:
+                break
+            limits = problem.window * (pace * (1 + _LESS))
         total = problem.total_seconds(found)
         if total < self.total:
             self.best, self.total = found, total
         # The plan's own limits: all between them and those tried have the same sum, and no better total.
-        _, pace, once = problem.stage_seconds(found)
-        self.reached = int(np.searchsorted(self.paces, pace)), int(np.searchsorted(self.onces, once))
+        self.reached = reached, own_once
         return value - problem.layers * 2 * self.tie
 
-    def _split(self, boxes: list[_Box], p0: int, p1: int, o0: int, o1: int, sums: float) -> None:
+    def _split(self, boxes: list[_Box], p0: float, p1: float, o0: float, o1: float, sums: float) -> None:
         """Add what is left of a box after the try at its highest limits."""
         pace, once = self.reached
         # A plan that beats the one found has a lower pace, or a lower once.
-        for a, b, c, d in ((p0, min(pace - 1, p1), o0, o1), (max(pace, p0), p1, o0, min(once - 1, o1))):
+        lower = (p0, min(self.paces.below(pace), p1), o0, o1), (max(pace, p0), p1, o0, min(self.onces.below(once), o1))
+        for a, b, c, d in lower:
             if a > b or c > d:
                 continue
             for part in self._halves(a, b, c, d):
-                bound = sums + self._weighted(self.paces[part[0]], self.onces[part[2]])
+                bound = sums + self._weighted(part[0], part[2])
                 heapq.heappush(boxes, _Box(bound, *part, sums))
 
-    def _halves(self, a: int, b: int, c: int, d: int) -> list[tuple[int, int, int, int]]:
+    def _halves(self, a: float, b: float, c: float, d: float) -> list[tuple[float, float, float, float]]:
         """Cut along the limit that matters more, at half of its range in seconds."""
-        paces, onces = self.paces, self.onces
-        is_pace = (self.problem.microbatches - 1) * (paces[b] - paces[a]) >= onces[d] - onces[c]
-        values, low, high = (paces, a, b) if is_pace and b > a else (onces, c, d)
-        if high == low:
-            return [(a, b, c, d)]
-        middle = int(np.searchsorted(values, (values[low] + values[high]) / 2, "right")) - 1
-        middle = min(max(middle, low), high - 1)
-        if values is paces:
-            return [(a, middle, c, d), (middle + 1, b, c, d)]
-        return [(a, b, c, middle), (a, b, middle + 1, d)]
+        is_pace = (self.problem.microbatches - 1) * (b - a) >= d - c
+        if is_pace and (cut := self.paces.halves(a, b)):
+            return [(a, cut[0], c, d), (cut[1], b, c, d)]
+        if cut := self.onces.halves(c, d):
+            return [(a, b, c, cut[0]), (a, b, cut[1], d)]
+        return [(a, b, c, d)]

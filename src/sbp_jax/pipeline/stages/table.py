@@ -54,6 +54,7 @@ class Table:
     adds: Adds
     rows: Rows
     values: Array
+    limits: Array | None = None
 
     def best(self) -> tuple[float, int]:
         """The best of all layers on all devices, and its row, the first of equal ones."""
@@ -81,7 +82,11 @@ class Table:
                 if left < 0 or not 0 <= before <= self.problem.most_after[at, j, o]:
                     continue
                 value = self.values[j, before, left]
-                if self.adds.combine(value, self.adds.of((at, j, o), slice(before, before + 1))) <= limit:
+                reached = float(
+                    np.ravel(self.adds.combine(value, self.adds.of((at, j, o), slice(before, before + 1))))[0]
+                )
+                way = reached - self.problem.returned[at, o]
+                if reached <= limit and (self.limits is None or way <= self.limits[before]):
                     return (at, j, o), before
         raise InternalError(f"no stage from layer {at} reaches the value of the table in row {row}")
 
@@ -107,12 +112,19 @@ def bands(problem: Problem, allowed: Array) -> tuple[Array, Array]:
     return after, problem.devices - before
 
 
-def fill(problem: Problem, allowed: Array, adds: Adds, rows: Rows | None = None) -> Table | None:
-    """The table over the stages that are ``allowed``, or None where these cannot make a pipeline."""
+def fill(
+    problem: Problem, allowed: Array, adds: Adds, rows: Rows | None = None, limits: Array | None = None
+) -> Table | None:
+    """The table over the stages that are ``allowed``, or None where these cannot make a pipeline.
+
+    ``limits``: by number of stages after a stage, what it and they may add up to at most, but for what it sends back.
+    """
     allowed = allowed & (problem.most_after >= 0)
     low, high = bands(problem, allowed)
     if low[0] > problem.devices:
         return None
+    if limits is not None:
+        rows = Rows(min(problem.most, problem.devices // min(problem.sizes)), False)
     rows = rows or rows_needed(problem, allowed)
     depth = rows.last
     sizes = np.array(problem.sizes)
@@ -134,6 +146,8 @@ def fill(problem: Problem, allowed: Array, adds: Adds, rows: Rows | None = None)
             count = min(int(problem.most_after[k, j, o]), problem.layers - j, depth - (not rows.is_open)) + 1
             found = spare[:count, : b + 1 - a]
             adds.combine(values[j, :count, a - size : b + 1 - size], adds.of((k, j, o), slice(0, count)), out=found)
+            if limits is not None:
+                found[found - problem.returned[k, o] > limits[:count, None]] = np.inf
             steps = min(count, depth)
             if steps:
                 better = here[1 : steps + 1, a : b + 1]
@@ -141,5 +155,5 @@ def fill(problem: Problem, allowed: Array, adds: Adds, rows: Rows | None = None)
             if rows.is_open and count > depth:
                 better = here[depth, a : b + 1]
                 np.minimum(better, found[depth], out=better)
-    table = Table(problem, allowed, adds, rows, values)
+    table = Table(problem, allowed, adds, rows, values, limits)
     return table if np.isfinite(table.best()[0]) else None
