@@ -101,10 +101,12 @@ class LayerTables:
         return StageCosts(ranges[0], transfers, *ranges[1:])
 
     def transfer_seconds(self, mesh: Submesh, amounts: Amounts) -> np.ndarray:
-        """Before every layer: to send what crosses there forward, and its gradient back, if a stage begins there. Both
-        stages are taken to have as many devices."""
+        """Before every layer: to send what crosses there forward, and its gradient back, if a stage begins there.
+
+        Both stages are taken to have as many devices, and to be in different nodes where there are several.
+        """
         cluster, ranks = self.request.cluster, self.where.flat_ranks
-        return np.array([2 * neighbour_seconds(ranks, mesh.devices, cluster, float(b)) for b in amounts.sent_bytes])
+        return 2 * neighbour_seconds(ranks, mesh.devices, cluster, amounts.sent_bytes)
 
     def placement(self, mesh: Submesh, own: Sequence[int]) -> Placement:
         """A stage's devices, by their positions in the whole: nodes by devices, or one axis within a node."""

@@ -10,10 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...errors import PlanError, ScheduleError
 from ...placement import Placement
 from ...planner import Request
 from ...schedules import Schedule, StageSeconds, by_name, schedules
+from ..cuts import boundaries
 from ..cuts.case import Case, Steps
 from ..cuts.items import Items
 from ..options import Pipeline
@@ -123,7 +126,7 @@ class StageSearch:
                     bubble, peak = self._promised(ranks, count, chunks)
                 except ScheduleError:
                     continue
-                moved = self._moved(mesh, amounts) if ranks > 1 else 0.0
+                moved = self._moved(mesh, amounts, ranks * chunks) if ranks > 1 else 0.0
                 pace = self._pace(amounts.seconds.sum() / ranks, chunks * moved)
                 held = peak * amounts.held.sum() / (ranks * chunks)
                 if amounts.kept.sum() / ranks + held <= (self.limit_bytes or math.inf):
@@ -139,10 +142,16 @@ class StageSearch:
             bubble = (ranks - 1) / (chunks * count + ranks - 1)
         return bubble, max(kind.peak(ranks, count, **self.given))
 
-    def _moved(self, mesh: Submesh, amounts: Amounts) -> float:
-        """Seconds to send what crosses between two layers, there and back, in the mean."""
+    def _moved(self, mesh: Submesh, amounts: Amounts, stages: int) -> float:
+        """Seconds to send what crosses between two stages, there and back, in the mean: of cuts about where stages of
+        equal work meet those where least crosses."""
         transfers = self.tables.transfer_seconds(mesh, amounts)[1:]
-        return float(transfers.mean()) if len(transfers) else 0.0
+        if not len(transfers):
+            return 0.0
+        parts = np.cumsum(amounts.seconds)[:-1] / max(float(amounts.seconds.sum()), 1e-300) * stages
+        away = np.abs(parts[None, :] - np.arange(1, stages)[:, None])
+        near = away <= np.maximum(away.min(axis=1, keepdims=True), boundaries.MOST_UNEVEN)
+        return float(np.where(near, transfers[None, :], np.inf).min(axis=1).mean())
 
     def _pace(self, compute: float, moved: float) -> float:
         """Seconds from one micro-batch to the next, of a group that computes and sends so long."""

@@ -15,7 +15,8 @@ from ..stages import cluster_layers
 from .marks import mark_of
 
 # How much more than the mean a stage may have, as a part of the mean: what is tried, in order.
-_UNEVEN = (0.15, 0.1, 0.05, 0.02, 0.0)
+MOST_UNEVEN = 0.15
+_UNEVEN = (MOST_UNEVEN, 0.1, 0.05, 0.02, 0.0)
 # A loop with so much more work than the forward pass outside of it has a forward pass of its own: a backward pass does
 # two to four times the work of its forward pass.
 _LEAST_FORWARD = 0.05

@@ -171,8 +171,8 @@ def transfers_of(
             ways: tuple[list[Handed], list[Handed]] = [], []
             for port, leaf in zip(source.gives, plan.outputs, strict=True):
                 if port.kind == "part" and t != s and port.key in there:
-                    signatures = (_of_one(x.signature) for x in (leaf, there[port.key]))
-                    ways[port.key in backward].append((leaf.shape[1:], itemsize_of(leaf.dtype), *signatures))
+                    given, wanted = _of_one(leaf.signature), _of_one(there[port.key].signature)
+                    ways[port.key in backward].append((leaf.shape[1:], itemsize_of(leaf.dtype), given, wanted))
             sent[s] += [transfer_seconds(handed, places[s], places[t], cluster) for handed in ways]
     return [float(sent[s, 0] + sent[s + 1, 1]) / 2 for s in range(len(sources) - 1)]
 

@@ -44,19 +44,19 @@ def exchange_seconds(
     return slowest
 
 
-def neighbour_seconds(ranks: Sequence[int], size: int, cluster: Cluster, sent_bytes: float) -> float:
-    """Seconds in which each device of a group of ``size`` sends bytes to one of the next, in the mean of all groups of
-    a placement with these ranks, of which some are neighbours within a node, others in different nodes."""
+def neighbour_seconds(
+    ranks: Sequence[int], size: int, cluster: Cluster, sent_bytes: Sequence[float] | np.ndarray
+) -> np.ndarray:
+    """For each number of bytes the seconds in which each device of a group of ``size`` sends so many to one of the next
+    group, of a placement with these ranks: for the two neighbours that are furthest apart."""
     groups = np.asarray(ranks)[: len(ranks) // size * size].reshape(-1, size)
-    if len(groups) < 2 or not sent_bytes:
-        return 0.0
-    crossed = np.zeros(len(groups) - 1, int)
+    if len(groups) < 2:
+        return np.zeros(len(sent_bytes))
+    furthest = 0
     for at, level in enumerate(cluster.levels[:-1]):
         units = groups // (level.devices or 1)
-        crossed[(units[1:] != units[:-1]).any(axis=1)] = at + 1
-    levels, counts = np.unique(crossed, return_counts=True)
-    seconds = [_exchange(sent_bytes, 1, at, cluster) for at in levels.tolist()]
-    return float(np.dot(seconds, counts) / counts.sum())
+        furthest = at + 1 if (units[1:] != units[:-1]).any() else furthest
+    return np.array([_exchange(float(b), 1, furthest, cluster) if b else 0.0 for b in sent_bytes])
 
 
 def sent_elements(
