@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from pipeline.stages.stage_cases import all_plans, linear, options, random_costs
+from pipeline.stages.stage_cases import all_plans, fits, linear, options, random_costs
 from pipeline.steps import batch, check, mlp_state, mlp_step
 from sbp_jax.pipeline.searches import search_stages
 from sbp_jax.pipeline.stages import StageCosts, Stages, in_flight_of
@@ -63,6 +63,46 @@ def test_pipedream_and_piper_find_the_least_of_the_slowest_of_all_plans(seed: in
     )
     for name in ("pipedream", "piper"):
         assert slowest(found(name, costs, devices, m), m) == pytest.approx(least)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_dnn_replication_finds_the_least_of_the_largest_loads_of_all_plans(seed: int) -> None:
+    """A load is a device's over the replicas, with what is sent and done once; the tables of several are not read."""
+    rng = np.random.default_rng(seed)
+    layers, devices, m = int(rng.integers(1, 6)), int(rng.integers(2, 9)), int(rng.integers(1, 6))
+    shape = (layers, layers + 1, len(SIZES))
+    costs = random_costs(rng, layers, SIZES, is_rich=False)
+    costs = StageCosts(costs.seconds, rng.uniform(0, 0.5, layers), rng.uniform(0, 2, shape), rng.uniform(1, 3, shape),
+                       rng.uniform(0, 1, shape))  # fmt: skip
+    limit = None if seed % 2 else 4.0
+    half = np.append(np.asarray(costs.transfer_seconds)[:, 0], 0.0) / 2
+
+    def load(i: int, j: int, o: int) -> float:
+        sent = (half[i] if i else 0.0) + half[j]
+        return float(costs.seconds[i, j, 0]) / SIZES[o] + sent + float(costs.once_seconds[i, j, o]) / m  # type: ignore[index]
+
+    held = [min(after + 1, m) for after in range(layers)]
+    plans = [p for p in all_plans(layers, SIZES, devices, use_all=True) if fits(p, costs, held, limit)]
+    if not plans:
+        with pytest.raises(sbp.PlanError, match="'dnn_replication' finds no stages"):
+            found("dnn_replication", costs, devices, m, limit)
+        return
+    stages = found("dnn_replication", costs, devices, m, limit)
+    mine = [(i, j, o) for (i, j), o in zip(stages.ranges, stages.options, strict=True)]
+    assert mine in plans
+    assert max(load(*s) for s in mine) == pytest.approx(min(max(load(*s) for s in p) for p in plans))
+
+
+def test_dnn_replication_takes_replicas_for_as_fast_as_devices_and_pipedream_does_not() -> None:
+    costs = linear([4.0, 1.0, 1.0], SIZES)
+    slow = StageCosts(costs.seconds * np.array([1.0, 4.0, 16.0]))
+    assert found("dnn_replication", costs, 3, 4).devices == found("pipedream", costs, 3, 4).devices == (2, 1)
+    assert found("dnn_replication", slow, 3, 4).devices == (2, 1)
+    assert found("pipedream", slow, 3, 4).devices == (1, 1, 1)
+    # Whose replicas sum much does not pay.
+    sums = np.broadcast_to(np.array([0.0, 8.0, 12.0]), costs.seconds.shape)
+    alone = found("dnn_replication", StageCosts(costs.seconds, once_seconds=sums), 3, 4)
+    assert alone.devices == (1, 1, 1)
 
 
 @pytest.mark.parametrize("seed", range(20))

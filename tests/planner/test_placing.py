@@ -416,6 +416,8 @@ def test_bad_input_is_told_in_words() -> None:
     def place(**given: Any) -> Any:
         return sbp.place_ops(model, w, x, **{"devices": DEVICES, **given})
 
+    with pytest.raises(sbp.PlanError, match=r"an op has one device.*sbp\.Pipeline\(stages='auto', search='dnn_repl"):
+        place(solver="dnn_partitioning", solver_options={"replication": True})
     with pytest.raises(sbp.PlanError, match="did you mean 'heft'"):
         place(solver="hefty")
     with pytest.raises(sbp.PlanError, match=r"decides the signature of every value.*AutoParallelConfig.*Possible here"):

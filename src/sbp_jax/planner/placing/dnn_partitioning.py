@@ -6,6 +6,8 @@ the ops of one device are the difference of two ideals. Devices take their turns
 device's load is the seconds of its ops and of the bytes that enter and leave it; the paper, for pipelines, minimises
 the largest load. One run through the graph may want less: the least sum of loads is found too, and the better one in
 the simulated run is kept. For graphs with too many ideals the paper orders the ops in a line.
+
+An op has one device here. The paper's replicated parts are ``dnn_replication``, of the stages' family.
 """
 
 import itertools
@@ -29,11 +31,18 @@ _GOALS = ("either", "largest", "sum")
     options=(
         Option("most_ideals", 3000, "graphs with more of them are refused", least=2),
         Option("linear", False, "ops in a line, so that there are few ideals"),
+        Option("replication", False, "parts on several devices: not of this family, which says where they are"),
         Option("goal", "either", "what of the devices' loads is least; either: whichever is better", possible=_GOALS),
     ),
 )  # fmt: skip
 def dnn_partitioning(task: PlacingTask) -> Placing:
     """The contiguous split with the least loads."""
+    if task.options["replication"]:
+        raise PlanError(
+            "replication=True of solver 'dnn_partitioning': an op has one device when ops are placed. Stages of a "
+            "pipeline may have several: sbp.Pipeline(stages='auto', search='dnn_replication') is the same program with "
+            "replicated parts"
+        )
     s = task.simulator
     ideals = _line(s) if task.options["linear"] else _ideals(s, task.options["most_ideals"])
     goal = task.options["goal"]
