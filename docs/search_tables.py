@@ -28,7 +28,11 @@ def rows(text: str, first: str) -> list[dict[str, str]]:
 
 def means(family: str) -> Means:
     """By method its mean ratio to the best known and its mean seconds of search, the best first."""
-    text = (RESULTS / f"{FAMILIES[family]}.txt").read_text()
+    return means_in(family, (RESULTS / f"{FAMILIES[family]}.txt").read_text())
+
+
+def means_in(family: str, text: str) -> Means:
+    """The same, of what a family's script has printed."""
     if family == "rewriting":
         return _rewriting(text)
     found = []

@@ -101,7 +101,7 @@ def plan_stages(
     For stages of equal seconds and no transfers this is exact for GPipe and 1F1B (p stages: p - 1 bubbles of one
     stage). For unequal stages it is exact for GPipe where the stage with the slowest forward pass has the slowest
     backward pass, too, and too low else. 1F1B may take less than it (what stages after the slowest do may hide behind
-    it).
+    it), or more, where forward passes take unlike parts of stages: its tasks alternate in a fixed order.
 
     Of equal plans: the fewest stages, then the first by (layer after the stage, option).
 
