@@ -143,7 +143,7 @@ def main() -> int:
     args = parser.parse_args()
     methods, sets = args.methods.split(","), args.devices.split(",")
     began, below = time.process_time(), 0
-    refused: dict[str, str] = {}
+    refused: dict[str, list[str]] = {}
     points: dict[str, list[tuple[float, float]]] = {}
     print("| model | devices | method | ms | best | bound | s |\n|---|---|---|---|---|---|---|", flush=True)
     where = {name: sbp.Devices.of(*DEVICES[name]) for name in sets}
@@ -160,14 +160,14 @@ def main() -> int:
                     answer, spent = run(method, graph, devices, options(method, args.ops, args.steps))
                     found[method] = answer.seconds, answer.bound_seconds, spent
                 except sbp.PlanError as error:
-                    refused[method] = f"{model} on {name}: {error}"
+                    refused.setdefault(method, []).append(f"{model} on {name}: {error}")
                 if method in policies[name]:
                     start = time.process_time()
                     policy = replace(policies[name][method], devices=devices)
                     try:
                         answer = policy.place(graph, samples=1 if method == "regal" else 16)
                     except sbp.PlanError as error:
-                        refused[f"{method}, before"] = f"{model} on {name}: {error}"
+                        refused.setdefault(f"{method}, before", []).append(f"{model} on {name}: {error}")
                         continue
                     found[f"{method}, before"] = answer.seconds, 0.0, time.process_time() - start
             best = min(x for x, _, _ in found.values())
