@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
-from pipeline.stages.stage_cases import all_plans, fits, linear, options, random_costs
+from pipeline.stages.stage_cases import all_plans, fits, linear, options, random_costs, total_of
 from pipeline.steps import batch, check, mlp_state, mlp_step
 from sbp_jax.pipeline.searches import search_stages
 from sbp_jax.pipeline.stages import StageCosts, Stages, in_flight_of
@@ -63,6 +63,32 @@ def test_pipedream_and_piper_find_the_least_of_the_slowest_of_all_plans(seed: in
     )
     for name in ("pipedream", "piper"):
         assert slowest(found(name, costs, devices, m), m) == pytest.approx(least)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_pipers_pace_is_the_least_of_all_plans_where_micro_batches_wait_to_come_back(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    layers, m, name = int(rng.integers(2, 6)), int(rng.integers(2, 6)), ("1f1b", "eager_1f1b")[seed % 2]
+    costs = random_costs(rng, layers, SIZES, is_rich=False)
+    held = rng.uniform(0, 3, costs.seconds.shape)
+    costs = StageCosts(costs.seconds, rng.uniform(0, 4, (layers, 3)), None, held, np.zeros_like(held))
+    limit, window = (2.5 if seed % 3 == 0 else None), in_flight_of(name)
+
+    def pace(plan: list[tuple[int, int, int]]) -> float:
+        """What each further micro-batch adds."""
+        return total_of(plan, costs, 2, True, window) - total_of(plan, costs, 1, True, window)
+
+    plans = [p for p in all_plans(layers, SIZES, 4, use_all=True) if fits(p, costs, [0] * layers, limit)]
+    how = {"limit_bytes": limit, "in_flight": window, "overlaps": True, "window": window}
+    if not plans:
+        with pytest.raises(sbp.PlanError):
+            search_stages("piper", {}, costs, options(*SIZES), 4, m, **how)
+        return
+    best = search_stages("piper", {}, costs, options(*SIZES), 4, m, **how)
+    assert best.slowest_seconds == pytest.approx(min(map(pace, plans)), rel=1e-5)
+    others = [search_stages(n, {}, costs, options(*SIZES), 4, m, **{**how, "limit_bytes": None}) for n in NAMES]
+    if limit is None:
+        assert best.slowest_seconds <= min(f.slowest_seconds for f in others) * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -101,7 +101,7 @@ def pace_of(plan: Any) -> float:
 
 @pytest.mark.parametrize("name", ["piper", "alpa_inter"])
 def test_the_pace_that_tables_say_is_that_of_the_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Piper's groups are of 1 and 2 devices here."""
+    """Piper's groups are of unlike sizes here."""
     found: list[Stages] = []
 
     def kept(*args: Any, **more: Any) -> Stages:
