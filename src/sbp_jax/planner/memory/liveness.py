@@ -280,7 +280,8 @@ class _Walk:
 
         def is_apart(x: Value) -> bool:
             op = maker[x.id]
-            made_for_it = self.fusible[op.index] and len(self.readers.get(x.id, ())) == 1
+            alone = len(self.readers.get(x.id, ())) == 1
+            made_for_it = self.fusible[op.index] and (alone or self.repeats[op.index])
             return not made_for_it and op.name not in LAPACK
 
         around = Around(self.device, is_apart, lambda v: self.found[v.id].home)

@@ -57,6 +57,8 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
         yield Scratch("out", 0, padded * out.itemsize + indices)
     elif name == "conv_general_dilated":
         yield from _convolution(op, around)
+    elif name == "dot_general" and around.device == "cpu":
+        yield from _product(op, around)
     elif name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
         yield from _running(op, around)
     elif name == "top_k" and around.device == "cpu":
@@ -93,6 +95,26 @@ def _convolution(op: Op, around: Around) -> Iterator[Scratch]:
             yield Scratch("in", k, float(x.size_bytes))
     if reorders(op, 2):
         yield Scratch("out", 0, float(op.outs[0].size_bytes))
+
+
+def _product(op: Op, around: Around) -> Iterator[Scratch]:
+    """XLA for CPUs makes matrices of what has more dims: batch, free, contracted ones; batch, contracted, free ones.
+
+    What lies otherwise is copied (``DotDecomposer``): of a weight's gradient the operand on the left. Matrices, and
+    batches of matrices, are read in either order.
+    """
+    (left, right), (left_batch, right_batch) = op.params["dimension_numbers"]
+    for k, (contracted, batch) in enumerate(((left, left_batch), (right, right_batch))):
+        x = op.ins[k]
+        if not isinstance(x, Value):
+            continue
+        free = [d for d in range(len(x.shape)) if d not in contracted and d not in batch]
+        if max(len(free), len(contracted)) < 2:
+            continue
+        order = (*batch, *contracted, *free) if k else (*batch, *free, *contracted)
+        long = [d for d in order if x.shape[d] > 1]
+        if long != sorted(long) and around.is_apart(x):
+            yield Scratch("in", k, float(x.size_bytes))
 
 
 def _running(op: Op, around: Around) -> Iterator[Scratch]:
