@@ -2,11 +2,11 @@
 
 XLA materialises few of a program's values. An element-wise op is computed inside the kernels that read it, again in
 each of them where it is cheap (``InstructionFusion``): then it takes no memory, and what it reads is held to the
-last of those kernels instead. A matrix product's operand that is cheap is made for each product anew, each wants it
-in a layout of its own (measured on GPT: queries, keys and values are transposed once for the forward products and
-again for the backward ones). On CPUs exponentials, roots and the like with several readers are computed once and kept.
-What a matrix product, a collective, a loop or the caller reads is always in memory. A reshape is another name for
-its operand's buffer. An element-wise kernel writes over an operand that dies in it. What a loop reads is held
+last of those kernels instead. A matrix product's operand is in memory from the first product to the last, and
+what it is made of is not held for them (measured on GPT: of queries, keys and values one array each, as they are
+projected or as the products want them). On CPUs exponentials, roots and the like with several readers are computed
+once and kept. What a matrix product, a collective, a loop or the caller reads is always in memory. A reshape is another
+name for its operand's buffer. An element-wise kernel writes over an operand that dies in it. What a loop reads is held
 through the loop; a loop's carry is one buffer from its initial value to its final one.
 
 ``graph/fusion.py`` asks another question, what moves through memory: what is element-wise is one answer for both. A
@@ -319,7 +319,7 @@ class _Walk:
             reads[user.index] = t, until
             first = t if t < first else first
             last = until if until > last else last
-            is_read = user.name in PRODUCTS or (by_name is not None and user.name != "sbp.barrier")
+            is_read = by_name is not None and user.name != "sbp.barrier"
             if repeats and (fuses or is_read):
                 self.again[at] = max(self.again[at], self.again[user.index] if by_name is not None else until)
             if by_name is not None:
