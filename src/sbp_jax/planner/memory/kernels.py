@@ -39,8 +39,6 @@ _IN_LIBRARY = frozenset("""
     abs add add_any broadcast_in_dim ceil convert_element_type div erf exp expm1 floor integer_pow iota log log1p
     logistic max min mul neg pad pow round rsqrt sign sqrt square sub tanh
 """.split())  # fmt: skip
-# Each has what it reads made for it in a layout of its own.
-PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 # Boundaries that hand on what they read.
 REPEATED = frozenset(("sbp.unstack", "sbp.barrier", "sbp.enter"))
 # So often may a kernel compute an op for one element of its result (XLA: ``FusionNodeIndexingEvaluation``).

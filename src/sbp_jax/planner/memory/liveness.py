@@ -30,7 +30,6 @@ from .kernels import (
     LONG,
     MOST_COPIES,
     MOVES,
-    PRODUCTS,
     REDUCTIONS,
     RENAMES,
     REPEATED,
