@@ -1,5 +1,6 @@
 """Published searches for signatures: what their papers claim, on this cost model; no method beats the bound."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import sbp_jax as sbp
 import zoo
 from sbp_jax.pieces import piece_box
+from sbp_jax.planner import catalogue
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.catalogue import lookup
 from sbp_jax.planner.costs.cost_graph import CostGraph
@@ -176,9 +178,17 @@ def test_tofus_cuts_are_the_exact_ones_on_a_chain_of_products() -> None:
         assert both[0].objective == pytest.approx(both[1].objective, rel=1e-6), sizes
 
 
-def test_pase_is_at_most_flexflow_in_less_time() -> None:
-    """On an Inception-like, a recurrent and a transformer graph."""
-    where = sbp.placement.abstract((8,), cluster="a100-80")
+@pytest.mark.parametrize("mesh", [(8,), (2, 4)])
+def test_pase_is_at_most_flexflow_in_less_time(mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an Inception-like, a recurrent and a transformer graph; proven. The least processor seconds of three."""
+    pase, tasks = lookup("pase"), list[Task]()
+
+    def noted(task: Task) -> Any:
+        tasks.append(task)
+        return pase.run(task)
+
+    monkeypatch.setitem(catalogue._METHODS, "pase", replace(pase, run=noted))
+    where = sbp.placement.abstract(mesh, cluster="a100-80")
     shapes = {"x": (1024, 256)} | {f"w{k}": (256, 64 * (k + 1)) for k in range(4)} | {"out": (640, 256)}
 
     def inception(w: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -195,18 +205,23 @@ def test_pase_is_at_most_flexflow_in_less_time() -> None:
     for name in ("lstm", "gpt"):
         model = zoo.build(name)
         cases.append((model.step, (model.abstract_state(), model.batch(0))))
-    for case in cases:
-        step, args = case
-        plans = {
-            s: sbp.plan(step, *args, placement=where, donate_argnums=0,
-                        config=sbp.AutoParallelConfig(solver=s, overlap=False))
-            for s in ("pase", "flexflow")
-        }  # fmt: skip
-        assert plans["pase"].objective <= plans["flexflow"].objective * (1 + 1e-9)
-        if (
-            case is not cases[-1]
-        ):  # seven to twenty times as quick; on the transformer its tables are too large to be so
-            assert plans["pase"].statistics["solve_seconds"] < plans["flexflow"].statistics["solve_seconds"]
+    for step, args in cases if len(mesh) == 1 else cases[-1:]:
+        config = sbp.AutoParallelConfig(solver="pase", overlap=False)
+        assert sbp.plan(step, *args, placement=where, donate_argnums=0, config=config).optimality_gap == 0
+        seconds, objective = dict[str, float](), dict[str, float]()
+        for name, method in (("pase", pase), ("flexflow", lookup("flexflow"))):
+            task = replace(tasks[-1], options=method.checked(None))
+            took = []
+            for _ in range(3):
+                begin = time.process_time()
+                found = method.run(task)
+                took.append(time.process_time() - begin)
+                assert found is not None
+                objective[name] = found.seconds
+            seconds[name] = min(took)
+        assert objective["pase"] <= objective["flexflow"] * (1 + 1e-9)
+        # On two axes the transformer takes both about as long, and FlexFlow's chain stops at 1.8 times the best.
+        assert seconds["pase"] < seconds["flexflow"] or len(mesh) == 2, seconds
 
 
 def test_the_frontier_goes_down() -> None:

@@ -13,7 +13,7 @@ import pytest
 import sbp_jax as sbp
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.catalogue import lookup
-from sbp_jax.planner.costs.cost_graph import CostGraph
+from sbp_jax.planner.costs.cost_graph import IMPOSSIBLE, CostGraph
 from sbp_jax.planner.memory.infeasible import OutOfTime
 from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.methods import Task, dp, ilp
@@ -23,6 +23,8 @@ from sbp_jax.planner.optimize.presolve import Presolved, without_presolve
 from sbp_jax.planner.optimize.program import improve
 from sbp_jax.planner.optimize.sweep import sweep
 from zoo import mlp, resnet
+
+from .optimize.small_graphs import cheapest, problem
 
 
 class Bytes:
@@ -46,14 +48,14 @@ class Bytes:
         return (MemoryTable(n, -1, t[p], p, p + 1) for n, t in enumerate(self.tables) for p in range(self.n_nodes))
 
 
-def task(seed: int, limit: float | None = None, n: int = 7) -> Task:
+def task(seed: int, limit: float | None = None, n: int = 7, dense: float = 0.5) -> Task:
     random = np.random.default_rng(seed)
     sizes = random.integers(1, 5, size=n)
     nodes = [random.integers(0, 20, size=k).astype(float) for k in sizes]
     edges = {
         (a, b): random.integers(0, 20, size=(sizes[a], sizes[b])).astype(float)
         for a, b in itertools.combinations(range(n), 2)
-        if random.random() < 0.5
+        if random.random() < dense
     }
     problem = CostGraph(nodes, edges)
     footprint: object = Bytes(problem, seed)
@@ -119,17 +121,32 @@ def test_the_solvers_plan_programs() -> None:
 
 
 def test_elimination_with_small_tables_only_is_honest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes fixed where a table would be too large: a plan still, and nothing claimed."""
+    """Nodes fixed where a table would be too large even of what striking leaves: a plan, and a bound that holds."""
     monkeypatch.setattr(dp, "MOST_ENTRIES", 30)
     unproven = 0
     for seed in range(40):
-        one, best = lookup("dp").run(task(seed, n=9)), lookup("ilp").run(task(seed, n=9))
+        tasks = [task(seed, n=12, dense=0.8) for _ in range(2)]
+        one, best = lookup("dp").run(tasks[0]), lookup("ilp").run(tasks[1])
         assert one is not None and best is not None
-        assert one.seconds >= best.seconds - 1e-9 and one.bound <= best.seconds + 1e-9
-        assert one.seconds == pytest.approx(task(seed, n=9).problem.evaluate(one.solution.choice))
-        assert one.bound in (0.0, pytest.approx(one.seconds))
-        unproven += one.bound == 0.0
+        assert one.seconds >= best.seconds - 1e-9 and 0 < one.bound <= best.seconds + 1e-9
+        assert one.seconds == pytest.approx(tasks[0].problem.evaluate(one.solution.choice))
+        unproven += one.bound < one.seconds - 1e-9
     assert 0 < unproven < 40
+
+
+@pytest.mark.parametrize("name", ["dp", "optcnn", "pase"])
+def test_what_is_struck_before_elimination_is_in_no_best_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every graph is sent through striking first, whatever its tables; answers stay exact, impossible choices too."""
+    monkeypatch.setattr(dp, "_MOST_IN_ALL", 0)
+    monkeypatch.setattr(dp, "presolve", without_presolve)  # it leaves nothing of graphs so small
+    for seed in range(40):
+        graph = problem(seed, n=8, dense=0.6, forbid=0.1)
+        footprint: object = Bytes(graph, seed)
+        found = lookup(name).run(replace(task(seed), problem=graph, footprint=footprint))  # pyright: ignore[reportArgumentType]
+        best = cheapest(graph)
+        assert (found is None) == (best >= IMPOSSIBLE)
+        if found is not None:
+            assert found.seconds == pytest.approx(best) == found.bound
 
 
 @pytest.mark.parametrize("seed", range(30))

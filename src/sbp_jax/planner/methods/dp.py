@@ -3,18 +3,24 @@
 Jia, Lin, Qi and Aiken, "Exploring Hidden Dimensions in Parallelizing Convolutional Neural Networks" (OptCNN, ICML
 2018), eliminate nodes of at most two neighbours, and edges beside each other; Elango, "PaSE: Parallelization
 Strategies for Efficient DNN Training" (IPDPS 2021), any node, in an order that keeps the tables small: bucket
-elimination (Dechter, 1999). Here the node whose table is smallest goes next. Exact, until a table would be too large:
-then one of its nodes is fixed at a choice that local improvement found, and nothing is proven any more.
+elimination (Dechter, 1999). Here the node whose table is smallest goes next.
+
+Where tables would be large, choices that are in no best plan are struck first: a lower bound proves that every plan
+with them costs more than one that is known (``optimize/closing.py``). Exact, until a table would be too large even so:
+then one of its nodes is fixed at a choice that local improvement found, and the bound is all that is proven.
 """
 
 import heapq
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from ..budget import Budget
 from ..catalogue import register
 from ..costs.cost_graph import IMPOSSIBLE, CostGraph
+from ..optimize.closing import Closing
 from ..optimize.presolve import Presolved, presolve
 from ..optimize.program import Solution, improve
 from ..optimize.reductions import MOST_ENTRIES
@@ -23,6 +29,8 @@ from .priced import until_it_fits
 from .task import Task
 
 _MOST_DIMS = 30  # numpy stops at 64
+# Tables of more entries together are made smaller first. Set by hand: some 20 ms, a round of striking.
+_MOST_IN_ALL = 2_000_000
 # Where nodes had to be fixed: from what was found, others are fixed, so often. Set by hand.
 _ROUNDS = 4
 
@@ -36,131 +44,152 @@ def dp(task: Task) -> Found | None:
     return until_it_fits(task, eliminate, "dp")
 
 
-class _Tables:
-    """Costs as tables over a few nodes each: ``tables[k]`` has one dim for each node of ``scopes[k]``."""
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is done to each node, in turn: eliminated into a table over its neighbours, or (None) fixed.
 
-    def __init__(self, r: Presolved) -> None:
-        self.sizes = {n: len(c) for n, c in r.nodes.items()}
-        self.scopes: dict[int, tuple[int, ...]] = {}
-        self.tables: dict[int, np.ndarray] = {}
-        self.of: dict[int, set[int]] = {n: set() for n in r.nodes}
-        self.count = 0
-        for n, c in r.nodes.items():
-            self.add((n,), c)
-        for (a, b), m in r.edges.items():
-            self.add((a, b), m)
+    ``entries``: of all tables together.
+    """
 
-    def add(self, scope: tuple[int, ...], table: np.ndarray) -> None:
-        self.scopes[self.count], self.tables[self.count] = scope, table
-        for n in scope:
-            self.of[n].add(self.count)
-        self.count += 1
+    steps: list[tuple[int, tuple[int, ...] | None]]
+    entries: float
 
-    def take(self, k: int) -> tuple[tuple[int, ...], np.ndarray]:
-        scope, table = self.scopes.pop(k), self.tables.pop(k)
-        for n in scope:
-            self.of[n].discard(k)
-        return scope, table
+    @property
+    def fixed(self) -> set[int]:
+        """The nodes that are not decided by a table."""
+        return {n for n, around in self.steps if around is None}
 
-    def bucket(self, n: int) -> tuple[int, ...]:
-        """The neighbours of a node: those it shares a table with."""
-        return tuple(sorted({a for k in self.of[n] for a in self.scopes[k]} - {n}))
 
-    def entries(self, n: int) -> float:
-        size = float(self.sizes[n])
-        for a in self.bucket(n):
-            size *= self.sizes[a]
-        return size
+def _order(
+    r: Presolved, widest: int, by_dependents: bool, avoid: Collection[int] = (), most: float = math.inf
+) -> _Order:  # fmt: skip
+    """The order in which nodes go; only its begin where tables have more than ``most`` entries together, or one is too
+    large. Of nodes that have to be fixed, none of ``avoid`` if it can be.
+    """
+    sizes = {n: len(c) for n, c in r.nodes.items()}
+    near = {n: set(r.around[n]) for n in r.nodes}
+    counts_neighbours = by_dependents or widest < _MOST_DIMS
 
-    def fix(self, n: int, choice: int) -> tuple[int, ...]:
-        """One choice for a node; its neighbours."""
-        around = self.bucket(n)
-        for k in list(self.of[n]):
-            scope, table = self.take(k)
-            rest = tuple(a for a in scope if a != n)
-            self.add(rest, np.take(table, choice, axis=scope.index(n)))
-        del self.of[n]
-        return around
+    def key(n: int) -> tuple[int, float]:
+        entries = float(sizes[n])
+        for a in near[n]:
+            entries *= sizes[a]
+        return len(near[n]) if counts_neighbours else 0, entries
+
+    keys = {n: key(n) for n in near}
+    queue = [(at, n) for n, at in keys.items()]
+    heapq.heapify(queue)
+    steps: list[tuple[int, tuple[int, ...] | None]] = []
+    total, left = 0.0, sum(math.log(k) for k in sizes.values())
+    whole = math.log(MOST_ENTRIES) * (1 + 1e-12)
+    while queue:
+        at, n = heapq.heappop(queue)
+        if n not in near or at != keys[n]:
+            continue  # gone, or queued again since
+        around, entries = near[n], at[1]
+        too_wide = len(around) > widest and left > whole
+        if entries > MOST_ENTRIES or len(around) > _MOST_DIMS or too_wide:
+            gone = max(sorted(around), key=lambda a: (a not in avoid, len(near[a]), sizes[a]))
+            changed = near.pop(gone)
+            steps.append((gone, None))
+            if most < math.inf:
+                break
+        else:
+            gone, changed = n, near.pop(n)
+            steps.append((gone, tuple(sorted(changed))))
+            total += entries
+            if total > most:
+                break
+            for a in changed:
+                near[a] |= changed
+                near[a].discard(a)
+        left -= math.log(sizes[gone])
+        for a in changed:
+            near[a].discard(gone)
+            keys[a] = key(a)
+            heapq.heappush(queue, (keys[a], a))
+    return _Order(steps, total)
 
 
 def eliminate(problem: CostGraph, widest: int = _MOST_DIMS, by_dependents: bool = False) -> Solution | None:
-    """The best choice, proven where no table grew too large.
+    """The best choice, proven where no table grew too large; else the best one found, and what bounds prove.
 
     ``widest``: nodes of more neighbours are not eliminated but where what is left is small enough to be tried whole.
     ``by_dependents``: the node with the fewest neighbours goes next, however large its table is.
     """
     r = presolve(problem)
-    start = improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()})
-    fixed: set[int] = set()
-    chosen, value, exact = start, r.value(start), False
+    size = len(r.nodes)
+    known = Closing(problem.evaluate, improve, None, 0.0, Budget(), bound=r.floor())
+    known.offer(r.expand(improve(r, {n: int(c.argmin()) for n, c in r.nodes.items()})))
+
+    def is_small(r: Presolved) -> bool:
+        order = _order(r, widest, by_dependents, most=_MOST_IN_ALL)
+        return not order.fixed and order.entries <= _MOST_IN_ALL
+
+    if not is_small(r):
+        known.run(r, 0, is_small)
+    if r.nodes and not known.done:
+        _eliminated_in_turn(r, known, widest, by_dependents)
+    if known.choice is None or known.objective >= IMPOSSIBLE:
+        return None
+    bound = known.objective if known.done else max(known.bound, 0.0)
+    return Solution(tuple(known.choice), known.objective, bound, size, 0)
+
+
+def _eliminated_in_turn(r: Presolved, known: Closing, widest: int, by_dependents: bool) -> None:
+    """Eliminate all nodes; where some have to be fixed, a few times, from what was found, with others fixed."""
+    cheapest = {n: int(c.argmin()) for n, c in r.nodes.items()}
+    start = improve(r, cheapest if known.choice is None else r.nearest(known.choice))
+    value, fixed = r.value(start), set[int]()
     for _ in range(_ROUNDS):
-        found, now = _eliminated(r, chosen, widest, by_dependents, fixed)
-        exact = not now
-        if not exact:
-            found = improve(r, found)
-        better = r.value(found)
-        if exact or better < value:
-            chosen, value = found, better
+        order = _order(r, widest, by_dependents, fixed)
+        found, now = _eliminated(r, order, start), order.fixed
+        if not now:
+            known.offer(r.expand(found))
+            known.bound = known.objective
+            return
+        found = improve(r, found)
+        if r.value(found) < value:
+            start, value = found, r.value(found)
         elif now <= fixed:
             break  # nothing better, and nothing else to fix
         fixed |= now
-        if exact:
-            break
-    choice = tuple(r.expand(chosen))
-    objective = problem.evaluate(choice)
-    if objective >= IMPOSSIBLE:
-        return None
-    return Solution(choice, objective, objective if exact else 0.0, len(r.nodes), 0)
+    known.offer(r.expand(start))
 
 
-def _eliminated(
-    r: Presolved, start: dict[int, int], widest: int, by_dependents: bool, avoid: Collection[int]
-) -> tuple[dict[int, int], set[int]]:
-    """The best choice, and the nodes that were fixed as in ``start`` because tables grew too large; of those there are
-    to choose from none of ``avoid`` if it can be."""
-    t = _Tables(r)
-    log: list[tuple[int, tuple[int, ...], np.ndarray | int]] = []
-    fixed: set[int] = set()
+def _eliminated(r: Presolved, order: _Order, start: Mapping[int, int]) -> dict[int, int]:
+    """The best choice with the nodes that are fixed at what ``start`` says."""
+    of: dict[int, list[tuple[tuple[int, ...], np.ndarray]]] = {n: [] for n in r.nodes}
+    # A table is kept with the first of its nodes to go.
+    turn = {n: k for k, (n, _) in enumerate(order.steps)}
 
-    def key(n: int) -> tuple[float, float]:
-        entries = t.entries(n)
-        around = float(len(t.bucket(n))) if by_dependents or widest < _MOST_DIMS else 0.0
-        return around, entries
+    def add(scope: tuple[int, ...], table: np.ndarray) -> None:
+        if scope:
+            of[min(scope, key=turn.__getitem__)].append((scope, table))
 
-    queue = [(key(n), n) for n in t.of]
-    heapq.heapify(queue)
-
-    def requeue(nodes: tuple[int, ...]) -> None:
-        for a in nodes:
-            heapq.heappush(queue, (key(a), a))
-
-    while queue:
-        at, n = heapq.heappop(queue)
-        if n not in t.of or at != key(n):
-            continue  # gone, or queued again since
-        around, entries = t.bucket(n), at[1]
-        too_wide = len(around) > widest and math.prod(t.sizes[a] for a in t.of) > MOST_ENTRIES
-        if entries > MOST_ENTRIES or len(around) > _MOST_DIMS or too_wide:
-            hub = max(around, key=lambda a: (a not in avoid, len(t.of[a]), t.sizes[a]))
-            fixed.add(hub)
-            log.append((hub, (), start[hub]))
-            requeue(t.fix(hub, start[hub]))
+    for n, c in r.nodes.items():
+        add((n,), c)
+    for (a, b), m in r.edges.items():
+        add((a, b), m)
+    best: list[np.ndarray | int] = []
+    for n, around in order.steps:
+        if around is None:
+            for scope, table in of.pop(n):
+                rest = tuple(a for a in scope if a != n)
+                add(rest, np.take(table, start[n], axis=scope.index(n)))
+            best.append(start[n])
             continue
-        total = np.zeros((t.sizes[n], *(t.sizes[a] for a in around)))
-        axis = {a: k for k, a in enumerate((n, *around))}
-        for k in list(t.of[n]):
-            scope, table = t.take(k)
-            order = sorted(range(len(scope)), key=lambda d: axis[scope[d]])
+        axis = {a: k for k, a in enumerate((*around, n))}
+        total = np.zeros([len(r.nodes[a]) for a in axis])
+        for scope, table in of.pop(n):
+            by_axis = sorted(range(len(scope)), key=lambda d: axis[scope[d]])
             shape = [1] * total.ndim
-            for d in order:
+            for d in by_axis:
                 shape[axis[scope[d]]] = table.shape[d]
-            total += table.transpose(order).reshape(shape)
-        log.append((n, around, total.argmin(axis=0)))
-        del t.of[n]
-        t.add(around, total.min(axis=0))
-        requeue(around)
-
+            total += table.transpose(by_axis).reshape(shape)
+        best.append(total.argmin(axis=-1))
+        add(around, total.min(axis=-1))
     chosen: dict[int, int] = {}
-    for n, around, best in reversed(log):
-        chosen[n] = int(best[tuple(chosen[a] for a in around)]) if isinstance(best, np.ndarray) else int(best)
-    return chosen, fixed
+    for (n, around), found in zip(reversed(order.steps), reversed(best), strict=True):
+        chosen[n] = int(found[tuple(chosen[a] for a in around or ())]) if isinstance(found, np.ndarray) else found
+    return chosen

@@ -63,7 +63,7 @@ def consistent(r: Presolved) -> bool:
         del pending[n]
         keep = r.nodes[n] < IMPOSSIBLE / 2
         for a in r.around[n]:
-            keep &= r.matrix(n, a).min(axis=1, initial=IMPOSSIBLE) < IMPOSSIBLE / 2
+            keep &= np.minimum.reduce(r.matrix(n, a), axis=1, initial=IMPOSSIBLE) < IMPOSSIBLE / 2
         if not keep.any():
             return False
         if not keep.all():

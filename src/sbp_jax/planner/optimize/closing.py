@@ -101,8 +101,11 @@ class Closing:
         """Whether the gap is closed."""
         return self.budget.closes(self.objective, self.bound, self.gap)
 
-    def run(self, r: Presolved, few_pairs: int) -> None:
-        """Strike and reduce in place until the gap is closed, few pairs are left, little is gained or time is up."""
+    def run(self, r: Presolved, few_pairs: int, is_enough: Callable[[Presolved], bool] = lambda _: False) -> None:
+        """Strike and reduce in place until the gap is closed, few pairs are left, little is gained or time is up.
+
+        ``is_enough`` says of what is left that it need not get smaller.
+        """
         last_gap, last_pairs, idle = math.inf, math.inf, 0
         for k in itertools.count():
             if not (consistent(r) and r.nodes):
@@ -111,7 +114,7 @@ class Closing:
                     self.offer(r.expand({}))
                 return
             before = pairs(r)
-            if before <= few_pairs or self.budget.over:
+            if before <= few_pairs or self.budget.over or is_enough(r):
                 return
             known, spent = self.bound, self.budget.spent
             self.bound = max(self.bound, self._round(r))
@@ -127,8 +130,8 @@ class Closing:
                 return
             gap, left = self.objective - self.bound, pairs(r)
             idle = 0 if gap <= _WORTH * last_gap or left <= _WORTH * last_pairs else idle + 1
-            is_enough = self.exact is None or left <= _LARGE or self.budget.part >= _ENOUGH
-            if k >= _MOST_ROUNDS or (is_enough and (idle >= _IDLE or k >= _ROUNDS)):
+            may_end = self.exact is None or left <= _LARGE or self.budget.part >= _ENOUGH
+            if k >= _MOST_ROUNDS or (may_end and (idle >= _IDLE or k >= _ROUNDS)):
                 return
             if left <= _FEW_IF_SLOW * few_pairs and left > _SLOW * before:
                 return

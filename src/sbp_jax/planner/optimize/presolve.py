@@ -66,7 +66,7 @@ class Presolved:
         choice = {n: int(self.kept[n][k]) for n, k in kernel_choice.items()}
         for step in reversed(self.log):
             own, *others = step.kept
-            at = tuple(int(np.searchsorted(kept, choice[n])) for n, kept in zip(step.neighbours, others, strict=True))
+            at = tuple(int(kept.searchsorted(choice[n])) for n, kept in zip(step.neighbours, others, strict=True))
             choice[step.node] = int(own[step.best[at]])
         return choice
 

@@ -2,7 +2,8 @@
 
 Jia, Lin, Qi and Aiken, "Exploring Hidden Dimensions in Parallelizing Convolutional Neural Networks", ICML 2018,
 arXiv:1802.04924, section 5 (algorithm 1). The paper's graphs end in two nodes. Where one ends in more plans than can be
-tried, the node with most neighbours keeps the choice of a local search, and nothing is proven any more.
+tried, choices that are in no best plan are struck first (``methods/dp.py``); where that is not enough, the node with
+most neighbours keeps the choice of a local search.
 """
 
 from ...catalogue import register

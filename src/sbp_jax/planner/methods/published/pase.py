@@ -2,7 +2,8 @@
 
 Elango, "PaSE: Parallelization Strategies for Efficient DNN Training", IPDPS 2021, arXiv:2107.04752, section 4: a node's
 best answer is tabled for all choices of its dependent set, the later nodes that it or what was decided before it is
-joined to; the order takes the node whose set is smallest (figure 4's ``GenerateSeq``).
+joined to; the order takes the node whose set is smallest (figure 4's ``GenerateSeq``). The paper's tables hold all
+configurations; here large ones lose those that are in no best plan first (``methods/dp.py``).
 """
 
 from ...catalogue import register
