@@ -1,7 +1,7 @@
 """Small ops merged with what they exchange most bytes with, so that few are left to place."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -16,15 +16,18 @@ def coarsened(graph: OpGraph, most: int, together: Iterable[int] = ()) -> OpGrap
     that takes least is merged with the neighbour that it exchanges most bytes with. Two ops are merged only if no way
     leads from one to the other through a third, so the result has no circles. Ops that can run on different devices
     only are not merged.
+
+    Merged ops run one after the other, by number; what they hold for each other is scratch of the whole. Tensors
+    ``together`` are then in no memory.
     """
     if most < 1:
         raise PlanError(f"ops={most}: a graph has at least one op")
-    m = _Merger(graph)
+    m, together = _Merger(graph), tuple(together)
     for k in together:
         for r in graph.tensors[k].readers:
             m.merge_if_possible(graph.tensors[k].maker, r)
     m.shrink(most)
-    return m.result()
+    return m.result(set(together))
 
 
 class _Merger:
@@ -86,7 +89,7 @@ class _Merger:
                     heapq.heappush(heap, (float(self.seconds[left].min()), left))
                     break
 
-    def result(self) -> OpGraph:
+    def result(self, in_no_memory: Collection[int]) -> OpGraph:
         graph, waiting = self.graph, {k: len(self.before[k]) for k in self.members}
         heap = [(min(self.members[k]), k) for k, n in waiting.items() if not n]
         heapq.heapify(heap)
@@ -100,19 +103,23 @@ class _Merger:
                     heapq.heappush(heap, (min(self.members[x]), x))
         number = {k: i for i, k in enumerate(order)}
         at = [number[h] for h in self.home]
-        scratch = np.zeros(len(order))
-        for k, n in enumerate(graph.scratch_bytes):
-            scratch[at[k]] = max(scratch[at[k]], n)
-        inner = np.zeros(len(order))
+        # What is held within a merged op begins with its maker and ends after its last reader.
+        begins, ends = np.zeros(len(at)), np.zeros(len(at))
         tensors: dict[tuple[int, tuple[int, ...], bool], float] = {}
-        for t in graph.tensors:
+        for k, t in enumerate(graph.tensors):
             maker = at[t.maker] if t.maker >= 0 else -1
             readers = tuple(sorted({at[r] for r in t.readers} - {maker}))
             if readers or t.is_result or t.maker < 0:
                 key = maker, readers, t.is_result  # those of the same maker and readers travel together
                 tensors[key] = tensors.get(key, 0.0) + t.size_bytes
-            else:
-                inner[maker] = max(inner[maker], t.size_bytes)
+            elif k not in in_no_memory:
+                begins[t.maker] += t.size_bytes
+                ends[max(t.readers, default=t.maker)] += t.size_bytes
+        scratch, held = np.zeros(len(order)), np.zeros(len(order))
+        for k, v in enumerate(at):
+            held[v] += begins[k]
+            scratch[v] = max(scratch[v], held[v] + graph.scratch_bytes[k])
+            held[v] -= ends[k]
         members = graph.members or tuple((k,) for k in range(len(graph)))
         names = [
             graph.names[k if len(ks) == 1 else max(ks, key=lambda x: (graph.seconds[x].min(), -x))]
@@ -122,6 +129,6 @@ class _Merger:
         ]
         return OpGraph(
             tuple(names), np.array([self.seconds[k] for k in order]).reshape(len(order), graph.devices),
-            tuple(Tensor(m, n, r, x) for (m, r, x), n in sorted(tensors.items())), scratch + inner,
+            tuple(Tensor(m, n, r, x) for (m, r, x), n in sorted(tensors.items())), scratch,
             tuple(tuple(sorted(i for x in self.members[k] for i in members[x])) for k in order),
         )  # fmt: skip

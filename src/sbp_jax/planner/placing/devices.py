@@ -127,7 +127,9 @@ class Devices:
 
     def transfer_seconds(self, size_bytes: float) -> np.ndarray:
         """(devices, devices): seconds from each to each; 0 on the diagonal."""
-        seconds = np.array(self.latency_seconds) + size_bytes / np.array(self.bytes_per_second)
+        rate = np.array(self.bytes_per_second)
+        np.fill_diagonal(rate, math.inf)
+        seconds = np.array(self.latency_seconds) + size_bytes / rate
         np.fill_diagonal(seconds, 0.0)
         return seconds
 

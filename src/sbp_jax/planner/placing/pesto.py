@@ -63,10 +63,10 @@ class _Search:
         self.taken: list[int] = []
         self.known: dict[object, list[tuple[float, ...]]] = {}
         self.prices = _prices(g.seconds)
-        finite = np.where(s.possible, g.seconds, np.inf)
-        self.priced = [(finite * w).min(axis=1).tolist() for w in self.prices]
+        finite = np.where(s.possible, g.seconds, 0.0)
+        self.priced = [np.where(s.possible, finite * w, np.inf).min(axis=1).tolist() for w in self.prices]
         self.arguments = [[k for k, t in enumerate(g.tensors) if t.maker < 0 and v in t.readers] for v in range(len(g))]
-        self.readers = [[k for k, t in enumerate(g.tensors) if t.maker == v] for v in range(len(g))]
+        self.makes = [[k for k, t in enumerate(g.tensors) if t.maker == v] for v in range(len(g))]
 
     def begin_with(self, task: PlacingTask) -> None:
         """An answer to compare with: HEFT's, then single ops moved while that is better."""
@@ -141,15 +141,10 @@ class _Search:
 
         So are the results that it holds to the end.
         """
-        tensors, placed = self.g.tensors, self.placed
-        here = {k for u in [*self.taken, v] if u == v or placed[u] == d for k in self.arguments[u]}
-        held = sum([tensors[k].size_bytes for k in (*here, *self.g.reads[v], *self.readers[v])])
-        if held + float(self.g.scratch_bytes[v]) > self.s.limits[d]:
-            return False
-        for u in self.taken:
-            if placed[u] == d:
-                held += sum([tensors[k].size_bytes for k in self.readers[u] if tensors[k].is_result])
-        return held + float(self.g.scratch_bytes[v]) <= self.s.limits[d]
+        tensors, own = self.g.tensors, [u for u in self.taken if self.placed[u] == d]
+        held = {k for u in (*own, v) for k in self.arguments[u]} | {*self.g.reads[v], *self.makes[v]}
+        held |= {k for u in own for k in self.makes[u] if tensors[k].is_result}
+        return sum([tensors[k].size_bytes for k in held]) + float(self.g.scratch_bytes[v]) <= self.s.limits[d]
 
     def exact_start(self, v: int, d: int, free: list[float], link: list[float]) -> float:
         """When an op would begin that is taken next."""
@@ -200,7 +195,7 @@ class _Search:
         if self.s.is_tight:
             return False
         open_tensors = [
-            k for v in self.taken for k in self.readers[v] if any(not done >> r & 1 for r in self.g.tensors[k].readers)
+            k for v in self.taken for k in self.makes[v] if any(not done >> r & 1 for r in self.g.tensors[k].readers)
         ]
         open_tensors.sort()
         makers = tuple((k, self.placed[self.g.tensors[k].maker]) for k in open_tensors)

@@ -6,6 +6,7 @@ when its device is free and all that it reads is there. So a schedule follows fr
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,9 +92,9 @@ class Simulator:
 
     @functools.cached_property
     def mean_order(self) -> list[int]:
-        """The same before anything is placed, by means over devices (HEFT's upward rank)."""
+        """The same before anything is placed, by means over devices and pairs of them (HEFT's upward rank)."""
         g, n = self.graph, len(self.devices)
-        away = 1 / n**2  # the diagonal's zeros count: two ops lie together once in n times
+        away = 1 / max(n * (n - 1), 1)
         mean = np.ma.masked_invalid(g.seconds).mean(axis=1).filled(0.0) if len(g) else np.zeros(0)
         rank = np.zeros(len(g))
         for v in range(len(g) - 1, -1, -1):
@@ -178,36 +179,42 @@ class Simulator:
             start[v], finish[v] = at, at + g.seconds[v, d]
             free[d] = finish[v]
         transfers = tuple(sent.values())
-        return Timeline(device, taken, start, finish, transfers, self._peaks(device, start, finish, transfers))
+        return Timeline(device, taken, start, finish, transfers, self._peaks(device, taken, start, finish, transfers))
 
     def _peaks(
-        self, device: Sequence[int], start: np.ndarray, finish: np.ndarray, transfers: Sequence[Transfer]
-    ) -> np.ndarray:
+        self, device: Sequence[int], order: Sequence[int], start: np.ndarray, finish: np.ndarray,
+        transfers: Sequence[Transfer],
+    ) -> np.ndarray:  # fmt: skip
         g = self.graph
         peaks = g.argument_bytes(device)
         if not len(g):
             return peaks
-        whole = float(finish.max())
-        leaves: dict[int, float] = {}
-        spans: list[list[tuple[float, float, float]]] = [[] for _ in peaks]
+        # In time, and at the same time in the order of the ops: what ends with one makes room for what the next begins
+        # with, and an op that takes no time has its operands there as well.
+        place = {v: k for k, v in enumerate(order)}
+        begins, ends = (
+            [(float(x[v]), 2 * place[v] + more) for v in range(len(g))] for x, more in ((start, 0), (finish, 1))
+        )
+        leaves: dict[int, tuple[float, int]] = {}
+        spans: list[list[tuple[tuple[float, int], tuple[float, int], float]]] = [[] for _ in peaks]
         for x in transfers:
             t = g.tensors[x.tensor]
-            leaves[x.tensor] = max(leaves.get(x.tensor, 0.0), x.finish_seconds)
-            last = max(finish[r] for r in t.readers if device[r] == x.target)
-            spans[x.target].append((x.start_seconds, last, t.size_bytes))
+            leaves[x.tensor] = max(leaves.get(x.tensor, (0.0, 0)), (x.finish_seconds, ends[t.maker][1]))
+            readers = [r for r in t.readers if device[r] == x.target]
+            asked = min(begins[r][1] for r in readers)
+            spans[x.target].append(((x.start_seconds, asked), max(ends[r] for r in readers), t.size_bytes))
         for k, t in enumerate(g.tensors):
             if t.maker >= 0:
                 d = device[t.maker]
-                last = max([finish[t.maker], leaves.get(k, 0.0), *(finish[r] for r in t.readers if device[r] == d)])
-                spans[d].append((start[t.maker], whole if t.is_result else last, t.size_bytes))
+                last = max([ends[t.maker], leaves.get(k, (0.0, 0)), *(ends[r] for r in t.readers if device[r] == d)])
+                spans[d].append((begins[t.maker], (math.inf, 0) if t.is_result else last, t.size_bytes))
         for v, n in enumerate(g.scratch_bytes):
             if n:
-                spans[device[v]].append((start[v], finish[v], float(n)))
+                spans[device[v]].append((begins[v], ends[v], float(n)))
         for d, own in enumerate(spans):
-            # What ends makes room for what begins at the same time, but an op's own operands are there while it runs.
-            events = sorted([(a, 1, n) for a, _, n in own] + [(b, 0, -n) for a, b, n in own if b > a])
+            events = sorted([(first, n) for first, _, n in own] + [(last, -n) for _, last, n in own])
             held = most = 0.0
-            for _, _, n in events:
+            for _, n in events:
                 held += n
                 most = max(most, held)
             peaks[d] += most
