@@ -33,6 +33,7 @@ from sbp_jax.planner.placing import (
 from sbp_jax.planner.placing.coarsen import coarsened
 from sbp_jax.planner.placing.partition import greedy
 from sbp_jax.planner.placing.policy import judged_devices
+from sbp_jax.planner.placing.task import finished
 
 METHODS = list(sbp.planner.solvers().of("placing"))
 DEVICES = sbp.Devices.of("a100-80", "v100", "host")
@@ -212,13 +213,15 @@ def test_blocks_are_shared_out_longest_first_and_then_moved_to_their_neighbours(
 
 
 def test_tables_go_to_the_device_that_is_quickest_with_them_and_readers_follow() -> None:
-    seconds = np.array([[8.0, 4.0], [8.0, 4.0], [1.0, 0.5], [3.0, 3.0]])
-    tensors = (*(Tensor(-1, 100, (k,)) for k in range(2)), Tensor(-1, 1, (2,)), Tensor(0, 1, (3,)), Tensor(1, 9, (3,)))
-    answer = found("neo_tables", OpGraph(tuple("abcd"), seconds, tensors, np.zeros(4)), unit_devices(2))
-    a, b, small, reader = answer.device
-    assert {a, b} == {0, 1}, "a table each"
-    assert small == 1, "of a byte: no table; it is finished there first"
-    assert reader == b, "the larger of what it reads is there"
+    seconds = np.array([[9.0, 4.5], [8.0, 4.0], [1.0, 0.5], [1.0, 0.5], [3.0, 3.0]])
+    arguments = tuple(Tensor(-1, 100 if k < 2 else 1, (k,)) for k in range(4))
+    for larger in (0, 1):
+        read = Tensor(larger, 9, (4,)), Tensor(1 - larger, 1, (4,))
+        answer = found("neo_tables", OpGraph(tuple("abcde"), seconds, arguments + read, np.zeros(5)), unit_devices(2))
+        a, b, *small, reader = answer.device
+        assert (a, b) == (1, 0), "a table each; the one with more work where it is quickest"
+        assert small == [1, 1], "of a byte: no tables; they are finished there first"
+        assert reader == (a, b)[larger], "where the larger of what it reads is"
 
 
 def test_contiguous_splits_have_the_least_load_of_all() -> None:
@@ -253,6 +256,28 @@ def test_contiguous_splits_have_the_least_load_of_all() -> None:
                     inner = np.array([t.maker >= 0 for t in graph.tensors])
                     found.append(graph.seconds[own, d].sum() + splits.tensor_seconds[d, crosses[inner]].sum())
                 assert (max(found) if largest else sum(found)) == pytest.approx(least, rel=1e-9)
+
+
+def test_chance_and_one_device_are_what_they_say() -> None:
+    graph = sample_graph(0, 12, DEVICES)
+    draws = [found("random", graph, seed=k) for k in range(4)]
+    assert len({x.device for x in draws}) == 4
+    assert found("random", graph, tries=64).seconds < min(x.seconds for x in draws)
+    alone = [Simulator(graph, DEVICES).seconds([d] * 12) for d in range(3)]
+    assert min(alone) < 0.9 * max(alone) and found("one_device", graph).seconds <= min(alone)
+
+
+def test_ops_move_where_memory_is_exceeded_and_only_then() -> None:
+    """All three ops are quickest on one device, which has room for two."""
+    tensors = tuple(Tensor(-1, 4, (k,)) for k in range(3))
+    graph = OpGraph(tuple("abc"), np.array([[1.0, 9.0], [1.0, 5.0], [1.0, 7.0]]), tensors, np.zeros(3))
+    short = PlacingTask(graph, replace(unit_devices(2), memory_bytes=(8, 4)))
+    answer = finished(short, [0, 0, 0])
+    assert answer.device == (0, 1, 0) and answer.notes == ("1 ops moved to fit in memory",)
+    assert finished(PlacingTask(graph, unit_devices(2)), [0, 0, 0]).device == (0, 0, 0)
+    # What does not fit scores worse than all that fits, and the worse the more it exceeds.
+    s = short.simulator
+    assert s.score([1, 1, 1]) > s.score([0, 0, 0]) > s.score([0, 1, 0]) == 5
 
 
 def test_many_devices_alike_are_quick_and_many_unlike_are_refused() -> None:
@@ -414,9 +439,14 @@ def test_merged_ops_hold_what_passes_between_them() -> None:
         alone = Simulator(graph, DEVICES).timeline([0] * 30, apart).peak_bytes[0]
         assert alone <= whole.peak_bytes[0] * (1 + 1e-9)
         assert whole.peak_bytes[0] <= alone + graph.own_bytes.sum() - graph.argument_bytes([0] * 30)[0]
+    # No device can run both: not merged, however few are wanted.
+    apart = OpGraph(("a", "b"), np.array([[1, np.inf, np.inf], [np.inf, 1, 1]]), (Tensor(0, 1, (1,)),), np.zeros(2))
+    assert len(coarsened(apart, 1)) == 2
     chain = OpGraph(tuple("abc"), np.ones((3, 3)), (Tensor(0, 4, (1, 2)), Tensor(1, 2, (2,)), Tensor(2, 1, (), True)),
                     np.array([0.0, 8, 0]))  # fmt: skip
     assert coarsened(chain, 1).scratch_bytes.tolist() == [14], "4 + 2 + 8 while b runs"
+    longer = replace(chain, tensors=(Tensor(0, 4, (1,)), Tensor(1, 2, (2,)), Tensor(2, 1, (), True)))
+    assert coarsened(replace(longer, scratch_bytes=np.array([0.0, 0, 8])), 1).scratch_bytes.tolist() == [10], "2 + 8"
     assert coarsened(chain, 1, together=[0]).scratch_bytes.tolist() == [10], "the 4 are in no memory"
 
 
