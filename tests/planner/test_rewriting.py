@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import sbp_jax as sbp
 from sbp_jax.planner import Request, follow, plan_or_rewrite
@@ -241,6 +243,47 @@ def liked(program: Program) -> float:
     """Of programs the one with the most concatenations and the fewest transposes costs least."""
     names = [op.name for op in program.nodes]
     return 1.001 ** (100 * names.count("transpose") - 50 * names.count("concatenate") + len(names))
+
+
+def forced(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options with which the planner takes another program wherever there is one."""
+    from sbp_jax.planner import rewrite
+
+    monkeypatch.setattr(rewrite, "_SAVED", -np.inf)
+    monkeypatch.setattr(rewrite, "_greedy_seconds", lambda program, request: liked(program))
+    return {"rewrite": "taso", "rewrite_options": {"steps": 6}, "effort": "quick"}
+
+
+MESH = sbp.placement("cpu", np.arange(8).reshape(2, 4), ("a", "b"))
+
+
+@pytest.mark.parametrize("what", ["zero 1", "zero 3", "auto", "explicit"])
+def test_a_rewritten_step_beside_other_options(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeRO's stages, a mesh shape that is chosen, explicit mesh axes with pins on what is rewritten."""
+    options, where, step = forced(monkeypatch), MESH, train(attention)
+    if what.startswith("zero"):
+        options["zero_stage"] = int(what[-1])
+    if what == "explicit":
+
+        def pinned(w: Arrays, x: Any) -> Any:
+            x = jax.sharding.reshard(x, P("a", None, None))
+            return attention(w, x)
+
+        step = train(pinned)
+    w, x = arrays(dict.fromkeys("qkvo", (16, 16)), np.float32), arrays((8, 4, 16), np.float32)
+    axis_type = AxisType.Explicit if what == "explicit" else AxisType.Auto
+    with jax.set_mesh(jax.make_mesh((2, 4), ("a", "b"), axis_types=(axis_type,) * 2)):
+        expected = jax.jit(step)(w, x)
+        ours = sbp.auto_parallel(
+            step, placement="auto" if what == "auto" else where, donate_argnums=0,
+            config=sbp.AutoParallelConfig(**options),
+        )  # fmt: skip
+        plan = ours.plan(w, x)
+        compare(ours(jax.tree.map(jnp.array, w), x), expected, 2e-5)
+    assert plan.rewritten is not None
+    if what == "zero 3":
+        weights = [x.signature for x in plan.inputs if x.path.startswith("0/")]
+        assert len(weights) == 4 and all(isinstance(s[0], sbp.signature.Split) for s in weights), weights
 
 
 ABSTRACT = sbp.placement.abstract((8,), cluster="a100-80")
