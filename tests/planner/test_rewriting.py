@@ -50,6 +50,9 @@ def test_a_wrong_substitution_is_refused() -> None:
     longer = wrong(lookup("merged concatenations"), lambda c: lambda *x: [lax.concatenate([*x, x[0]], 0)])
     with pytest.raises((Disproved, TypeError)):
         prove(longer)
+    nearly = wrong(parallel, lambda c: lambda *x: [y + jnp.asarray(1e-8, y.dtype) for y in c.make(*x)])
+    with pytest.raises(Disproved, match="is wrong"):  # less than a rounding in float32
+        prove(nearly)
     other = wrong(parallel, lambda c: lambda *x: [y.astype(jnp.int32) for y in c.make(*x)])
     with pytest.raises(Disproved, match="cannot be applied where it fits"):
         prove(other)
@@ -439,6 +442,8 @@ def test_what_is_not_alike_is_left_alone() -> None:
     assert fits(lambda x, a, b: (x @ a, (x.astype(np.float16) @ b.astype(np.float16))), (4, 4), (4, 4), (4, 4)) == {}
     high = lax.Precision.HIGHEST
     assert fits(lambda x, a, b: (x @ a, jnp.matmul(x, b, precision=high)), (4, 4), (4, 4), (4, 4)) == {}
+    assert "order of products" in fits(lambda x, a, b: (x @ a) @ b, (8, 2), (2, 8), (8, 2))
+    assert fits(lambda x, a, b: jnp.matmul(x @ a, b, precision=high), (8, 2), (2, 8), (8, 2)) == {}
 
     def strided(x: Any, k: Any, m: Any) -> Any:
         return lax.conv(x, k, (1, 1), "VALID"), lax.conv(x, m, (2, 2), "VALID")
@@ -479,6 +484,21 @@ def test_effects_stay_once_and_in_order(capfd: pytest.CaptureFixture[str]) -> No
     changed, _ = apply(program, parallel, [tuple(op.index for op in site)])
     kept = [[op.params["once"].params["fmt"] for op in p.nodes if op.has_effect] for p in (program, changed)]
     assert kept[0] == kept[1] and len(kept[0]) == 2
+
+    def waits(x: Any, a: Any, b: Any) -> Any:
+        """Both products are computed when ``b`` is there, so the first print waits; the second does not overtake it."""
+        y = x @ a
+        jax.debug.print("first {}", y[0, 0], ordered=True)
+        jax.debug.print("second {}", x[0, 0], ordered=True)
+        return y + x @ jnp.tanh(b)
+
+    program = program_of(waits, (4, 4), (4, 4), (4, 4))
+    ((_, site),) = list(places(program, parallel))
+    changed, _ = apply(program, parallel, [tuple(op.index for op in site)])
+    kept = [[op.params["once"].params["fmt"] for op in p.nodes if op.has_effect] for p in (program, changed)]
+    assert kept[0] == kept[1] and len(kept[0]) == 2
+    with pytest.raises(NoMatch, match="to one node twice"):
+        apply(program, parallel, [tuple(op.index for op in site)] * 2)
 
 
 def test_moves_are_replayed_or_refused() -> None:
