@@ -379,6 +379,18 @@ def test_it_is_off_by_default_and_leaves_what_it_cannot_better() -> None:
     assert any(n.startswith("rewrite: no program that is cheaper was found") for n in asked.notes)
 
 
+def test_what_the_search_likes_is_taken_only_where_its_plan_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The greedy prices of candidates say so, their plans do not: transposes cost nothing here."""
+    from sbp_jax.planner import rewrite
+
+    _, shapes, batch = SHAPES["transposed"]
+    plain = planned(transposed, shapes, batch, overlap=False)
+    monkeypatch.setattr(rewrite, "_greedy_seconds", lambda program, request: liked(program))
+    asked = planned(transposed, shapes, batch, overlap=False, rewrite="taso", rewrite_options={"steps": 8})
+    assert asked.rewritten is None and asked.objective == plain.objective
+    assert any(n.startswith("rewrite: no program that is cheaper was found among 8") for n in asked.notes)
+
+
 @pytest.mark.parametrize("pin", ["B", "S(0)", "S(1)"])
 def test_pins_are_kept(pin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A product whose result is pinned is cut out of the fused one, and pinned as it was; so are arguments, results."""
@@ -449,6 +461,12 @@ def test_what_is_not_alike_is_left_alone() -> None:
         return lax.conv(x, k, (1, 1), "VALID"), lax.conv(x, m, (2, 2), "VALID")
 
     assert fits(strided, (1, 2, 5, 5), (3, 2, 1, 1), (3, 2, 1, 1)) == {}
+
+    def windows(x: Any, k: Any, m: Any) -> Any:
+        return lax.conv(x, k, (1, 1), "VALID"), lax.conv(x, m, (1, 1), "VALID")
+
+    assert fits(windows, (1, 2, 5, 5), (3, 2, 1, 1), (3, 2, 3, 3)) == {}
+    assert "parallel convolutions" in fits(windows, (1, 2, 5, 5), (3, 2, 1, 1), (4, 2, 1, 1))
 
     def grouped(x: Any, k: Any, m: Any) -> Any:
         return tuple(lax.conv_general_dilated(x, y, (1, 1), "VALID", feature_group_count=2) for y in (k, m))
