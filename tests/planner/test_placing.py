@@ -26,6 +26,7 @@ from sbp_jax.planner.placing import (
     dnn_partitioning,
     ftpipe,
     gdp,
+    pesto,
     placeto,
     regal,
     sample_graph,
@@ -99,9 +100,18 @@ def test_the_exact_search_finds_the_least_of_all(seed: int) -> None:
 
 
 def test_a_branch_is_given_up_only_for_one_that_is_nowhere_later() -> None:
-    """Of branches with the same ops done the one that is later now, where an operand is there earlier, may end first."""
+    """Of branches with the same ops done the one that is later now may end first, where an operand is there earlier."""
     graph = sample_graph(7, 7, DEVICES, apart=1.0)
     assert found("pesto", graph).seconds == pytest.approx(least_of_all(graph, DEVICES), rel=1e-9)
+
+
+def test_the_exact_search_counts_a_result_that_is_read_once() -> None:
+    """x makes 4 bytes, a result; y reads them and makes 2: 6 in all while y runs."""
+    graph = OpGraph(("x", "y"), np.ones((2, 1)), (Tensor(0, 4, (1,), True), Tensor(1, 2, (), True)), np.zeros(2))
+    for memory, fits in ((6, True), (5.9, False)):
+        search = pesto._Search(Simulator(graph, replace(unit_devices(1), memory_bytes=(memory,))), 10)
+        search.placed[0], search.taken = 0, [0]
+        assert search.has_room(1, 0) == fits
 
 
 def test_the_exact_search_finds_the_least_of_all_for_eight_ops() -> None:
