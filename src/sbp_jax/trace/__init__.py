@@ -2,9 +2,11 @@
 
 from .build import build as build
 from .build import handled as handled
+from .build import writer as writer
 from .canonical import canonical_text as canonical_text
 from .constraint import Constraint as Constraint
 from .constraint import constraint_of as constraint_of
+from .copies import copied as copied
 from .fingerprint import fingerprint as fingerprint
 from .graph import Atom as Atom
 from .graph import Graph as Graph
@@ -19,5 +21,6 @@ from .pause import without_collecting as without_collecting
 from .pin import pin as pin
 from .remat import read_anew as read_anew
 from .remat import recompute as recompute
+from .scope import Tracer as Tracer
 from .source import Lines as Lines
 from .source import user_line as user_line

@@ -82,14 +82,21 @@ def handled() -> set[str]:
     return _ALIASES | other | calls.BODIES.keys() | _HANDLERS.keys()
 
 
+def writer(after: int) -> Tracer:
+    """Writes a new program, whose values have numbers beyond ``after``."""
+    shared = Shared(_equation)
+    shared.count = after
+    shared.top = Tracer(shared)
+    return shared.top
+
+
 def build(closed: Any, names: Sequence[str] = (), boundary: tuple[str, str] = ("sbp.input", "sbp.output")) -> Program:
     """The program of a closed jaxpr.
 
     ``names`` are labels for its arguments (tree paths), ``boundary`` the nodes that stand for arguments and results.
     """
-    shared = Shared(_equation)
-    top = Tracer(shared)
-    shared.top = top
+    top = writer(0)
+    shared = top.shared
     jaxpr, consts = opened(closed)
     labels = [*names, *[f"argument {i}" for i in range(len(names), len(jaxpr.invars))]]
     arguments = [top.value(v.aval, label) for v, label in zip(jaxpr.invars, labels, strict=False)]

@@ -11,10 +11,9 @@ Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost", a
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from .copies import Renamed, copied, copied_op
 from .expand import remove_dead
 from .graph import Atom, Graph, Op, Program, Structured, Value
-
-Renamed = Mapping[int, Atom]
 
 
 def recompute(program: Program, turn: int, nodes: Collection[int]) -> tuple[Program, list[int]]:
@@ -167,24 +166,18 @@ class _Rewriter:
 
     def op(self, op: Op, renamed: Renamed) -> Op:
         """The op with renamed operands."""
-        ins = tuple(renamed.get(x.id, x) if isinstance(x, Value) else x for x in op.ins)
-        new = Op(op.name, ins, op.outs, op.params, op.primitive, op.info, op.label, has_effect=op.has_effect)
-        self.origin[new] = op.index
+        new = copied_op(op, renamed)
+        self.note(new, op)
         return new
+
+    def note(self, new: Op, old: Op) -> None:
+        self.origin[new] = old.index
 
     def copy(
         self, op: Op | Structured, renamed: Renamed, body: Callable[[Graph], Graph] | None = None
     ) -> Op | Structured:
         """An op, or control flow with its links and bodies; ``renamed`` are values of the scope around it."""
-        if isinstance(op, Op):
-            return self.op(op, renamed)
-        roles = {role: [self.op(link, renamed) for link in links] for role, links in op.roles.items()}
-        bodies = tuple((body or self.graph)(b) for b in op.bodies)
-        return Structured(op.kind, op.params, bodies, roles, op.info)
-
-    def graph(self, graph: Graph) -> Graph:
-        """A body as it is."""
-        return Graph(list(graph.inputs), list(graph.outputs), [self.copy(op, {}) for op in graph.ops], graph.times)
+        return copied(op, renamed, self.note, body)
 
 
 class _Pair:
