@@ -62,6 +62,7 @@ PLANNER: dict[str, set[str]] = {
     "optimize": {"memory", "budget"},
     "methods": {"optimize", "catalogue"},
     "placing": {"costs", "catalogue", "amounts"},
+    "ratios": {"methods", "placing"},
     "output": {"methods", "request"},
     "decide": {"methods", "request"},
     "exposed": {"decide", "output"},

@@ -45,7 +45,7 @@ class Placed:
     timeline: Timeline
     bound: float
     notes: tuple[str, ...]
-    _call: tuple[Program, Placeable, Any, Any]
+    _call: tuple[Program, Placeable, Any, Any, Callable[[list[Any]], list[Any]]]
 
     @property
     def device_of(self) -> dict[str, str]:
@@ -59,7 +59,7 @@ class Placed:
 
     @functools.cached_property
     def _run(self) -> SegmentRun:
-        program, parts, _, _ = self._call
+        program, parts, _, _, _ = self._call
         on = jax_devices(self.devices.names, self.devices.jax_devices)
         return SegmentRun(program, parts, self.timeline.device, self.timeline.order, self.devices.names, on)
 
@@ -77,7 +77,7 @@ class Placed:
                 f"{self.function} runs on several devices, by actors: it cannot be traced by jax.jit, jax.grad or "
                 "jax.vmap. Place the transformed function, sbp.place_ops(jax.grad(fn), ...)"
             )
-        _, _, expected, out_tree = self._call
+        _, _, expected, out_tree, pieces = self._call
         flat, tree = jax.tree.flatten((args, {}))
         shapes, in_tree = expected
         given = list(map(values.look, flat))
@@ -87,7 +87,7 @@ class Placed:
                 "again for these"
             )
         weak = self._call[0].weak_results
-        return jax.tree.unflatten(out_tree, map(weakened, self._run(flat), weak))
+        return jax.tree.unflatten(out_tree, map(weakened, self._run(pieces(flat)), weak))
 
     def record(self) -> Record:
         """What devices and links did in the last run, with measured times: a picture, a trace.
@@ -150,7 +150,8 @@ def place_ops(
 ) -> Placed:  # fmt: skip
     """Give every op of a function a device, among devices that may be unlike, so that one run of it is short.
 
-    Each op runs whole on one device; nothing is split (that is ``auto_parallel``). Seconds come from the library's cost
+    Each op runs whole on one device, but with solver ``"accpar_ratios"``, which cuts ops into pieces as long as each
+    device is fast; devices that are alike are what ``auto_parallel`` splits ops over. Seconds come from the library's cost
     model for each kind of device; arguments lie where they are read before the run begins.
 
     Args:
@@ -185,10 +186,13 @@ def place_ops(
             raise PlanError(f"the policy was trained for {len(solver.devices)} devices, and there are {len(devices)}")
         found = replace(solver, devices=devices).place(parts.graph)
     else:
-        found = lookup(solver, "placing").run(PlacingTask(parts.graph, devices, options))
+        found = lookup(solver, "placing").run(PlacingTask(parts.graph, devices, options, program, ops))
+    pieces: Callable[[list[Any]], list[Any]] = list
+    if found.cut is not None:
+        program, parts, pieces = found.cut.program, found.cut.parts, found.cut.arguments
     timeline = PlacingTask(parts.graph, devices).simulator.timeline(found.device, found.order)
     shapes = list(map(values.look, jax.tree.leaves(args)))
-    call = program, parts, (shapes, in_tree), jax.tree.structure(out_shape)
+    call = program, parts, (shapes, in_tree), jax.tree.structure(out_shape), pieces
     return Placed(name, named, devices, parts.graph, timeline, found.bound_seconds, found.notes, call)
 
 

@@ -2,6 +2,7 @@
 
 from . import methods as methods
 from . import placing as placing
+from . import ratios as ratios
 from .catalogue import solvers as solvers
 from .constraints import Among as Among
 from .make import make_plan as make_plan

@@ -7,9 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...errors import PlanError
+from ...trace import Program
 from ..amounts import bytes_text
 from ..catalogue import Option
 from .devices import Devices
+from .from_program import Placeable
 from .graph import OpGraph
 from .simulate import Simulator
 
@@ -18,22 +20,40 @@ SEED = Option("seed", 0, "of its random numbers")
 
 @dataclass(frozen=True, eq=False)
 class PlacingTask:
-    """A graph, the devices, the method's options."""
+    """A graph, the devices, the method's options.
+
+    ``program`` is what the graph is of, where there is one, and ``most`` how many ops its small ones were merged to: for
+    methods that place another program, which computes the same.
+    """
 
     graph: OpGraph
     devices: Devices
     options: Mapping[str, Any] = field(default_factory=dict)
+    program: Program | None = None
+    most: int = 50
     simulator: Simulator = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "simulator", Simulator(self.graph, self.devices))
 
 
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Another program that computes the same in pieces, and its graph.
+
+    ``arguments`` makes its arguments of those of the first program.
+    """
+
+    program: Program
+    parts: Placeable
+    arguments: Callable[[Sequence[Any]], list[Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Placing:
     """A placement: by op its device, the order of the ops, its simulated seconds, and a bound or 0.
 
-    ``bound_seconds``: no placement and order takes less.
+    ``bound_seconds``: no placement and order takes less. ``cut``: whose ops are placed, if not those that were given.
     """
 
     device: tuple[int, ...]
@@ -41,6 +61,7 @@ class Placing:
     seconds: float
     bound_seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    cut: Cut | None = None
 
 
 PlacingMethod: TypeAlias = Callable[[PlacingTask], Placing]
