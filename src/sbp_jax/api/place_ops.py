@@ -150,8 +150,8 @@ def place_ops(
 ) -> Placed:  # fmt: skip
     """Give every op of a function a device, among devices that may be unlike, so that one run of it is short.
 
-    Each op runs whole on one device, but with solver ``"accpar_ratios"``, which cuts ops into pieces as long as each
-    device is fast; devices that are alike are what ``auto_parallel`` splits ops over. Seconds come from the library's cost
+    Each op runs whole on one device; solver ``"accpar_ratios"`` cuts ops into pieces first, larger ones for faster
+    devices. (Devices that are alike are what ``auto_parallel`` splits ops over.) Seconds come from the library's cost
     model for each kind of device; arguments lie where they are read before the run begins.
 
     Args:
@@ -161,7 +161,7 @@ def place_ops(
         solver: a method of the family "placing" (``sbp.planner.solvers().of("placing")`` lists them), or a policy that
             was trained on other graphs (``sbp_jax.planner.placing.gdp.train``, ``placeto.train``, ``regal.train``).
         solver_options: its options by name.
-        ops: small ops are merged with their neighbours until at most so many are left.
+        ops: small ops are merged with their neighbours until at most so many are left; of pieces, for each device.
 
     Returns:
         a ``Placed``: which device has which op, the simulated run, ``run`` to run it.

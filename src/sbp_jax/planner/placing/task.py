@@ -22,8 +22,8 @@ SEED = Option("seed", 0, "of its random numbers")
 class PlacingTask:
     """A graph, the devices, the method's options.
 
-    ``program`` is what the graph is of, where there is one, and ``most`` how many ops its small ones were merged to: for
-    methods that place another program, which computes the same.
+    ``program`` is what the graph is of, where there is one, and ``most`` how many ops are left after its small ones
+    were merged: for methods that place another program, which computes the same.
     """
 
     graph: OpGraph

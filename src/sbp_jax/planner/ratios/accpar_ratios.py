@@ -1,10 +1,10 @@
-"""AccPar on unlike devices: every product is cut along one of three dims, by the ratio at which both sides are done at once.
+"""AccPar on unlike devices: every product is cut along one of three dims, in pieces that take equally long.
 
 Song, Chen, Qian, Li and Chen, "AccPar: Tensor Partitioning for Heterogeneous Deep Learning Accelerators", HPCA 2020,
 sections 4 (the three types and what moves between them) and 5 (ratios, dynamic program, halves of halves). Devices, the
-fastest first, are halved until each is alone; each half is shared anew. What differs: a part that is no product may
-also run on both sides or on one; costs are this library's; parts between which nothing moves have one ratio; the plan
-is simulated beside that of whole ops on one device, and the shorter one is taken.
+fastest first, are halved until each is alone, and each half shares anew what it has. What differs: a part that is no
+product may also run on both sides or on one; costs are this library's; parts between which nothing moves have one ratio;
+ratios for each cut, one ratio for all, and whole ops on one device are simulated, and the shortest run is taken.
 """
 
 import functools
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...cluster import Cluster
 from ...errors import PlanError
 from ...trace import Program
 from ..catalogue import Option, lookup, register
@@ -71,12 +72,22 @@ def _shared(task: PlacingTask, program: Program, is_equal: bool) -> list[tuple[P
         while groups:
             group = groups.pop(0)
             if len(group) > 1:
-                halves = group[: (len(group) + 1) // 2], group[(len(group) + 1) // 2 :]
+                halves = halves_of(group, [task.devices.kinds[d] for d in group])
                 pieces, words = _halved(pieces, group, Sides.of(task.devices, *halves), task.devices, mode)
                 groups += halves
                 notes.append(words)
         found.append((pieces, tuple(notes)))
     return found
+
+
+def halves_of(group: tuple[int, ...], kinds: Sequence[Cluster]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two halves of a group of devices, as near the middle as can be without parting devices of one kind.
+
+    Devices of one kind alone are parted in the middle. ``kinds`` in the order of the group.
+    """
+    between = [k for k in range(1, len(group)) if kinds[k - 1] != kinds[k]] or range(1, len(group))
+    at = min(between, key=lambda k: (abs(2 * k - len(group)), k))
+    return group[:at], group[at:]
 
 
 def _halved(

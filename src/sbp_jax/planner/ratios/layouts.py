@@ -1,7 +1,7 @@
 """How a value lies on two sides, each a device or a group of devices, and what it takes to lie another way.
 
-A layout is a number, as in ``rules/widen.py`` (a split dim, ``B``, a term of a reduction), with three more: whole on the
-first side alone, on the second alone, or outside of both. Of a split dim the first side has the part ``ratio``.
+A layout is a number, as in ``rules/widen.py`` (a split dim, ``B``, a term of a reduction), with three more: whole on
+the first side alone, on the second alone, or outside of both. Of a split dim the first side has the part ``ratio``.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """A program written anew in pieces: each part once for each side that runs it, on its own lengths.
 
-A value is held as pieces along a dim, as whole copies, or as terms of a reduction; what a side reads and does not hold is
-cut out where it is, sent, and put together or added up where it is read. Arguments are cut before the program begins.
+A value is held as pieces along a dim, as whole copies, or as terms of a reduction; what a side reads and does not hold
+is cut out where it is, sent, and put together or added up where it is read. Arguments are cut before the program begins.
 Nothing is a collective and nothing is padded, so that pieces may have any lengths.
 """
 
@@ -196,14 +196,15 @@ class _Pieces:
         boxes = [box(v, c) for v, c in zip(op.outs, way.outs, strict=True)]
         shapes = [tuple(b - a for a, b in x) for x in boxes]
         rule = lookup(op.name)
-        if part is None or rule is None or rule.local is None:
+        compute = None if rule is None else rule.local
+        if part is None or compute is None:
             return list(zip(boxes, self.bind(op, operands, shapes, group), strict=True))
         codes = [tuple((max(c, B),) for c in side) for side in (way.ins, way.outs)]
         local = _Part(("side",), (2,), tuple(codes[0]), tuple(codes[1]), tuple(x.shape for x in operands),
                       tuple(shapes), (), side, start, stop, length)  # fmt: skip
 
         def piece(*xs: Any) -> Any:
-            y = rule.local(op, local, *xs)
+            y = compute(op, local, *xs)
             return list(y) if isinstance(y, list | tuple) else [y]
 
         return list(zip(boxes, self.write(piece, operands, group), strict=True))
