@@ -161,7 +161,7 @@ def place_ops(
         solver: a method of the family "placing" (``sbp.planner.solvers().of("placing")`` lists them), or a policy that
             was trained on other graphs (``sbp_jax.planner.placing.gdp.train``, ``placeto.train``, ``regal.train``).
         solver_options: its options by name.
-        ops: small ops are merged with their neighbours until at most so many are left; of pieces, for each device.
+        ops: small ops are merged with their neighbours until at most so many are left; pieces stay alone.
 
     Returns:
         a ``Placed``: which device has which op, the simulated run, ``run`` to run it.
@@ -186,7 +186,7 @@ def place_ops(
             raise PlanError(f"the policy was trained for {len(solver.devices)} devices, and there are {len(devices)}")
         found = replace(solver, devices=devices).place(parts.graph)
     else:
-        found = lookup(solver, "placing").run(PlacingTask(parts.graph, devices, options, program, ops))
+        found = lookup(solver, "placing").run(PlacingTask(parts.graph, devices, options, program))
     pieces: Callable[[list[Any]], list[Any]] = list
     if found.cut is not None:
         program, parts, pieces = found.cut.program, found.cut.parts, found.cut.arguments

@@ -22,15 +22,14 @@ SEED = Option("seed", 0, "of its random numbers")
 class PlacingTask:
     """A graph, the devices, the method's options.
 
-    ``program`` is what the graph is of, where there is one, and ``most`` how many ops are left after its small ones
-    were merged: for methods that place another program, which computes the same.
+    ``program`` is what the graph is of, where there is one: for methods that place another one, which computes the
+    same.
     """
 
     graph: OpGraph
     devices: Devices
     options: Mapping[str, Any] = field(default_factory=dict)
     program: Program | None = None
-    most: int = 50
     simulator: Simulator = field(init=False)
 
     def __post_init__(self) -> None:

@@ -3,13 +3,14 @@
 Song, Chen, Qian, Li and Chen, "AccPar: Tensor Partitioning for Heterogeneous Deep Learning Accelerators", HPCA 2020,
 sections 4 (the three types and what moves between them) and 5 (ratios, dynamic program, halves of halves). Devices, the
 fastest first, are halved until each is alone, and each half shares anew what it has. What differs: a part that is no
-product may also run on both sides or on one; costs are this library's; parts between which nothing moves have one ratio;
-ratios for each cut, one ratio for all, and whole ops on one device are simulated, and the shortest run is taken.
+product may also run on both sides or on one; costs are this library's; parts between which nothing moves have one
+ratio; that, a few beside it, and whole ops on one device are simulated, and the shortest run is taken.
 """
 
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -25,16 +26,21 @@ from .problem import Problem, Way
 
 # Ways and ratios are found in turn, each for the other, at most so often.
 _ROUNDS = 4
+# By so much of what is left of the whole a side gets more, or less, in a try.
+_SHIFT = 1 / 8
+_RATIO = Option(
+    "ratio", "balanced", "balanced: both sides take equally long; equal: halves, however unlike devices are, to "
+    "compare with", possible=("balanced", "equal"),
+)  # fmt: skip
+_TRIES = Option(
+    "tries", 4, "ratios that are simulated: that of the cost model, and others that give a side more or less", least=1
+)
 
 
 @register(
     "accpar_ratios", family="placing", decides="which dim of every product is cut, and in which ratio", promises="none",
     paper="Song, Chen, Qian, Li, Chen: AccPar: Tensor Partitioning for Heterogeneous Deep Learning Accelerators, "
-    "HPCA 2020, sections 4 and 5",
-    options=(
-        Option("ratio", "balanced", "balanced: both sides finish at the same time; equal: halves, however unlike the "
-               "devices are, to compare with", possible=("balanced", "equal")),
-    ),
+    "HPCA 2020, sections 4 and 5", options=(_RATIO, _TRIES),
 )  # fmt: skip
 def accpar_ratios(task: PlacingTask) -> Placing:
     """Pieces of ops on all devices, or whole ops on one where that is not longer."""
@@ -48,10 +54,11 @@ def accpar_ratios(task: PlacingTask) -> Placing:
             "solver 'accpar_ratios' shares every op among devices, and there is one: give sbp.Devices of two or more, "
             "or take solver 'one_device'"
         )
-    is_equal = task.options["ratio"] == "equal"
-    tried = [functools.partial(_placed, task, *x) for x in _shared(task, task.program, is_equal)]
+    cut = _Cutting(task, task.program)
+    if task.options["ratio"] == "equal":
+        return cut.placing(0.0)
     found, refused = list[Placing](), list[PlanError]()
-    for one in tried if is_equal else [*tried, functools.partial(_alone, task)]:
+    for one in (functools.partial(cut.best, task.options["tries"]), functools.partial(_alone, task)):
         try:
             found.append(one())
         except PlanError as error:  # too little memory for it
@@ -61,23 +68,77 @@ def accpar_ratios(task: PlacingTask) -> Placing:
     return min(found, key=lambda x: x.seconds)
 
 
-def _shared(task: PlacingTask, program: Program, is_equal: bool) -> list[tuple[Pieces, tuple[str, ...]]]:
-    """The program in pieces, each a single device's: with a ratio for each cut, and with one for all."""
-    whole = steps_of(program, task.devices).seconds.sum(axis=0)
-    order = tuple(sorted(range(len(task.devices)), key=lambda d: (whole[d], d)))
-    found = []
-    for mode in ("equal",) if is_equal else ("balanced", "single"):
-        pieces, notes = Pieces.whole(program, order), list[str]()
-        groups = [order]
+def _alone(task: PlacingTask) -> Placing:
+    """All ops whole on one device."""
+    found = lookup("one_device", "placing").run(PlacingTask(task.graph, task.devices))
+    return replace(found, notes=(*found.notes, "nothing is cut: pieces on several devices would take longer"))
+
+
+_Level: TypeAlias = tuple[Problem, list[Way], dict[int, float]]
+
+
+class _Cutting:
+    """A program's pieces for one task."""
+
+    def __init__(self, task: PlacingTask, program: Program) -> None:
+        self.task, self.program = task, program
+        whole = steps_of(program, task.devices).seconds.sum(axis=0)
+        self.order = tuple(sorted(range(len(task.devices)), key=lambda d: (whole[d], d)))
+        self.first: _Level | None = None
+
+    def best(self, tries: int) -> Placing:
+        """The shortest of a few ratios: more for the faster side while that is shorter, else less."""
+        best, shift, step = self.placing(0.0), 0.0, _SHIFT
+        for _ in range(tries - 1):
+            found = self.placing(shift + step)
+            if found.seconds < best.seconds:
+                best, shift = found, shift + step
+            elif shift == 0.0 and step > 0:
+                step = -step
+            else:
+                step /= 2
+        return best
+
+    def placing(self, shift: float) -> Placing:
+        """Pieces where they belong, in the best order found. ``PlanError`` where they do not fit in memory."""
+        pieces, notes = self.pieces(shift)
+        where = {step: group[0] for step, group in pieces.groups.items()}
+        # Nothing is searched for among pieces, and a merged one would wait for all that its parts wait for.
+        parts = placeable(pieces.program, self.task.devices, len(pieces.groups) + 1, where)
+        task = PlacingTask(parts.graph, self.task.devices)
+        found = finished(task, np.argmin(parts.graph.seconds, axis=1).tolist())
+        return replace(found, cut=Cut(pieces.program, parts, pieces.arguments), notes=(*found.notes, *notes))
+
+    def pieces(self, shift: float) -> tuple[Pieces, list[str]]:
+        """The program in pieces, each a single device's, and what was cut, in words."""
+        pieces, notes, groups = Pieces.whole(self.program, self.order), list[str](), [self.order]
         while groups:
             group = groups.pop(0)
             if len(group) > 1:
-                halves = halves_of(group, [task.devices.kinds[d] for d in group])
-                pieces, words = _halved(pieces, group, Sides.of(task.devices, *halves), task.devices, mode)
+                halves = halves_of(group, [self.task.devices.kinds[d] for d in group])
+                problem, ways, ratio = self.level(pieces, group, halves)
+                ratio = {i: min(max(r + shift * (1.0 - r), 0.0), 1.0) for i, r in ratio.items()}
+                pieces = in_pieces(pieces, problem, ways, ratio)
+                notes.append(_words(problem, ways, ratio, self.task.devices))
                 groups += halves
-                notes.append(words)
-        found.append((pieces, tuple(notes)))
-    return found
+        return pieces, notes
+
+    def level(self, pieces: Pieces, group: tuple[int, ...], halves: tuple[tuple[int, ...], tuple[int, ...]]) -> _Level:
+        """How the halves of a group share what it has."""
+        is_first = group == self.order
+        if is_first and self.first is not None:
+            return self.first
+        found = steps_of(pieces.program, self.task.devices)
+        mine = [k for k, step in enumerate(found.steps) if pieces.groups[id(step)] == group]
+        problem = Problem.of(pieces.program, found, mine, self.task.devices, Sides.of(self.task.devices, *halves))
+        if self.task.options["ratio"] == "equal":
+            half = dict.fromkeys(range(len(mine)), 0.5)
+            level = problem, problem.best(half, 0.5), half
+        else:
+            level = problem, *balanced(problem)
+        if is_first:
+            self.first = level
+        return level
 
 
 def halves_of(group: tuple[int, ...], kinds: Sequence[Cluster]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -88,23 +149,6 @@ def halves_of(group: tuple[int, ...], kinds: Sequence[Cluster]) -> tuple[tuple[i
     between = [k for k in range(1, len(group)) if kinds[k - 1] != kinds[k]] or range(1, len(group))
     at = min(between, key=lambda k: (abs(2 * k - len(group)), k))
     return group[:at], group[at:]
-
-
-def _halved(
-    pieces: Pieces, group: Sequence[int], sides: Sides, devices: Devices, mode: str
-) -> tuple[Pieces, str]:  # fmt: skip
-    """What a group shares, shared by its two halves; in words, how."""
-    found = steps_of(pieces.program, devices)
-    mine = [k for k, step in enumerate(found.steps) if pieces.groups[id(step)] == tuple(group)]
-    problem = Problem.of(pieces.program, found, mine, devices, sides)
-    if mode == "equal":
-        half = dict.fromkeys(range(len(mine)), 0.5)
-        ways, ratio = problem.best(half, 0.5), half
-    else:
-        ways, ratio = balanced(problem)
-    if mode == "single":
-        ratio = dict.fromkeys(ratio, _mean(problem, ways, ratio))
-    return in_pieces(pieces, problem, ways, ratio), _words(problem, ways, ratio, devices)
 
 
 def balanced(problem: Problem) -> tuple[list[Way], dict[int, float]]:
@@ -138,17 +182,3 @@ def _words(problem: Problem, ways: Sequence[Way], ratio: dict[int, float], devic
     part = _mean(problem, ways, ratio)
     what = f"products cut: {', '.join(counts)}" if counts else "no product can be cut"
     return f"{sides[0]} against {sides[1]}, {100 * part:.3g} % to {100 * (1 - part):.3g} % on the whole; {what}"
-
-
-def _placed(task: PlacingTask, pieces: Pieces, notes: tuple[str, ...]) -> Placing:
-    """Pieces where they belong, in the best order found. ``PlanError`` where they do not fit in memory."""
-    where = {step: group[0] for step, group in pieces.groups.items()}
-    parts = placeable(pieces.program, task.devices, task.most * len(task.devices), where)
-    found = finished(PlacingTask(parts.graph, task.devices), np.argmin(parts.graph.seconds, axis=1).tolist())
-    return replace(found, cut=Cut(pieces.program, parts, pieces.arguments), notes=(*found.notes, *notes))
-
-
-def _alone(task: PlacingTask) -> Placing:
-    """All ops whole on one device."""
-    found = lookup("one_device", "placing").run(PlacingTask(task.graph, task.devices))
-    return replace(found, notes=(*found.notes, "nothing is cut: pieces on several devices would take longer"))

@@ -1,8 +1,8 @@
 """A program written anew in pieces: each part once for each side that runs it, on its own lengths.
 
 A value is held as pieces along a dim, as whole copies, or as terms of a reduction; what a side reads and does not hold
-is cut out where it is, sent, and put together or added up where it is read. Arguments are cut before the program begins.
-Nothing is a collective and nothing is padded, so that pieces may have any lengths.
+is cut out where it is, sent, and put together or added up where it is read. Arguments are cut before the program
+begins. Nothing is a collective and nothing is padded, so that pieces may have any lengths.
 """
 
 import functools
