@@ -159,7 +159,7 @@ def balanced(problem: Problem) -> tuple[list[Way], dict[int, float]]:
     best: tuple[float, list[Way], dict[int, float]] | None = None
     for _ in range(_ROUNDS):
         ways = problem.best(known, mean)
-        ratio = ratios(problem, ways, known, mean)
+        ratio = ratios(problem, ways)
         seconds = problem.total(ways, ratio, mean)
         if best is not None and seconds >= best[0]:
             break

@@ -1,40 +1,34 @@
 """The ratios at which both sides finish at the same time.
 
-Parts whose cuts are one and the same, for nothing moves between them, have one ratio; it is the one at which the longer
-side takes least, computing and receiving. That is AccPar's equation for it (section 5): what the sides compute and
-receive takes both equally long. A ratio is a fraction that leaves whole lengths on every dim that it cuts.
+Parts whose cuts are one and the same, for nothing moves between them, have one ratio; it is the one at which the side
+that computes longer and the one that receives longer take least together. AccPar (section 5) looks for equal sums of
+what a side computes and receives; but a side receives what the other has finished, so that the two do not add up on
+one side alone. A ratio is a fraction that leaves whole lengths on every dim that it cuts.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .layouts import received
-from .problem import Problem, Way
+from .problem import Move, Problem, Way
 
 # Fractions tried at once; then those between the two beside the best.
 _TRIED = 64
 
-# The layouts of what is made and of what is read, and the bytes of the whole value.
-_Moved = tuple[int, int, float]
 
-
-def ratios(problem: Problem, ways: Sequence[Way], known: Mapping[int, float], mean_ratio: float) -> dict[int, float]:
-    """By place of a part that is cut the first side's part. ``known``: those of before, for what moves."""
+def ratios(problem: Problem, ways: Sequence[Way]) -> dict[int, float]:
+    """By place of a part that is cut the first side's part."""
     found: dict[int, float] = {}
+    moves = problem.moves(ways)
     for members in together(problem, ways):
         common = math.gcd(*(ways[i].length for i in members))
-        inner = {i: known.get(i, mean_ratio) for i in members}
-        between = _between(problem, ways, inner)
+        between = [m for m in moves if m.ends & set(members)]
 
-        def longer(ratio: float, members: Sequence[int] = members, between: Sequence[_Moved] = between) -> float:
-            sides = np.zeros(2)
-            for i in members:
-                sides += problem.run_seconds(i, ways[i], ratio)
-            for source, target, size_bytes in between:
-                sides += problem.sides.seconds(source, target, size_bytes, ratio)
-            return float(sides.max())
+        def longer(ratio: float, members: Sequence[int] = members, between: Sequence[Move] = between) -> float:
+            run = np.sum([problem.run_seconds(i, ways[i], ratio) for i in members], axis=0)
+            sent = [max(problem.sides.seconds(m.source, m.target, m.size_bytes, ratio)) for m in between]
+            return float(run.max()) + sum(sent)
 
         ratio = _least(longer, max(common, 2))
         found.update(dict.fromkeys(members, ratio))
@@ -64,19 +58,6 @@ def together(problem: Problem, ways: Sequence[Way]) -> list[list[int]]:
         if way.factor >= 0:
             found.setdefault(root(i), []).append(i)
     return list(found.values())
-
-
-def _between(problem: Problem, ways: Sequence[Way], members: Mapping[int, float]) -> list[_Moved]:
-    """What moves to or from a set of parts: layouts and bytes, each value once to each layout."""
-    found: dict[tuple[int, int], _Moved] = {}
-    for i, way in enumerate(ways):
-        for value, operand in problem.reads(i):
-            maker = problem.number.get(problem.made[value.id][1])
-            source = problem.made_as(ways, value)
-            target = problem.layout(i, way, operand)
-            if source != target and (i in members or maker in members):
-                found[value.id, target] = source, target, float(value.size_bytes)
-    return [x for x in found.values() if received(*x, 0.5) is not None]
 
 
 def _least(longer: Callable[[float], float], whole: int) -> float:

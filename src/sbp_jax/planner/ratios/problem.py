@@ -24,7 +24,7 @@ from ..graph.clusters import Clustering, OpCluster
 from ..graph.partials import useful_linear
 from ..methods.dp import eliminate
 from ..placing import Devices, Steps, results_of, sources
-from .layouts import FIRST, OUTSIDE, SECOND, Sides
+from .layouts import FIRST, OUTSIDE, SECOND, Sides, received
 
 WEIGHTED = ("dot_general", "conv_general_dilated")
 _TWO = (2,)
@@ -41,6 +41,16 @@ class Way:
     outs: tuple[int, ...]
     factor: int = -1
     length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value sent from one layout to another. ``ends``: the places of the parts that make and read it so."""
+
+    source: int
+    target: int
+    size_bytes: float
+    ends: frozenset[int]
 
 
 def ways_of(op: Op, factors: Factors, kinds: Mapping[int, set]) -> list[Way]:
@@ -194,13 +204,28 @@ class Problem:
     def total(self, ways: Sequence[Way], ratio: Mapping[int, float], mean_ratio: float) -> float:
         """Seconds of all parts one after the other, and of what moves."""
         run = sum(max(self.run_seconds(i, w, ratio.get(i))) for i, w in enumerate(ways))
-        moved: dict[tuple[int, int], float] = {}
+        return run + sum(
+            max(self.sides.seconds(m.source, m.target, m.size_bytes, mean_ratio)) for m in self.moves(ways)
+        )
+
+    def moves(self, ways: Sequence[Way]) -> list[Move]:
+        """What is sent, each value once to each layout; results are whole in the end, on the first side."""
+        found: dict[tuple[int, int], Move] = {}
+
+        def add(value: Value, target: int, reader: int) -> None:
+            source = self.made_as(ways, value)
+            if source != target and received(source, target, 1.0, 0.5) not in (None, (0.0, 0.0)):
+                known = found.get((value.id, target))
+                ends = known.ends if known else frozenset({self.number.get(self.made[value.id][1], -1)})
+                found[value.id, target] = Move(source, target, float(value.size_bytes), ends | {reader})
+
         for i, way in enumerate(ways):
             for value, operand in self.reads(i):
-                target, source = self.layout(i, way, operand), self.made_as(ways, value)
-                sent = max(self.sides.seconds(source, target, value.size_bytes, mean_ratio))
-                moved[value.id, target] = sent
-        return run + sum(moved.values())
+                add(value, self.layout(i, way, operand), i)
+        for op in self.program.output_ops:
+            for value in self._of_mine(x for x in op.ins if isinstance(x, Value)):
+                add(value, FIRST, -1)
+        return list(found.values())
 
     def made_as(self, ways: Sequence[Way], value: Value) -> int:
         """The layout in which a value is made."""
