@@ -16,7 +16,7 @@ SUBJECTS = {
     "plan_quality": "Bytes on the wire, against shardings written by hand",
     "solvers": "Search methods and fixed strategies, on one cost model",
     "search_zoo": "Published searches for signatures, on one cost model",
-    "search_placing": "Published searches for placing whole ops on unlike devices, on one cost model",
+    "search_placing": "Published searches for placing ops on unlike devices, on one cost model",
     "search_rewriting": "Substitutions in the graph, chosen together with the plan",
     "search_stages": "Published searches for pipeline stages, on one cost model",
     "overlap": "What hides is not paid: simulated steps",

@@ -3,7 +3,8 @@
 Song, Chen, Qian, Li and Chen, "AccPar: Tensor Partitioning for Heterogeneous Deep Learning Accelerators", HPCA 2020,
 sections 4 and 5: of a matrix product's three dimensions one is cut at each level of a hierarchy, by dynamic programming
 over the layers. Levels are mesh axes here, outermost first. The paper gives unequal devices pieces in proportion to
-their speed; the devices of a mesh are alike here, so that pieces are equal.
+their speed; the devices of a mesh are alike, so that pieces are equal. For unlike devices see
+``sbp.place_ops(fn, ..., solver="accpar_ratios")``.
 """
 
 from collections.abc import Sequence
