@@ -5,11 +5,12 @@
 
 Each step (forward, backward, update) is traced once and merged to ``--ops`` ops; every method places the same graph and
 is judged by the same simulator. accpar_ratios cuts ops into pieces first: its graph has more of them, none merged.
-"best": over the shortest run of the row. "bound": what no placement of these ops, whole, takes less than, over the same;
-pesto's, proven. "s" is processor seconds, compiling included. Policies are trained on the graph that they place, by ``--steps`` updates. "gdp, before" and the like were trained on random graphs for the same
-devices before, and place the graph without learning of it. "tight": no GPU can hold a whole run. "-": the method
-refused, with the reason below the table.
-Ends with exit code 1 where any method is below the bound.
+"best": over the shortest run of the row. "bound": what no placement of these ops, whole, takes less than, over the
+same; pesto's, proven. "s" is processor seconds, compiling included. Policies are trained on the graph that they place,
+by ``--steps`` updates. "gdp, before" and the like were trained on random graphs for the same devices before, and place
+the graph without learning of it. "tight": no GPU can hold a whole run. "-": the method refused, with the reason below
+the table.
+Ends with exit code 1 where any method that leaves ops whole is below the bound.
 """
 
 import argparse

@@ -345,6 +345,22 @@ def test_memory_that_pieces_do_not_have_leaves_whole_ops() -> None:
         placing(chain, args, devices, ratio="equal")
 
 
+@pytest.mark.parametrize("limited", [0, 1])
+def test_a_side_with_little_memory_gets_less(limited: int) -> None:
+    args, speeds = shapes((4096, 256), (256, 256)), [2e12, 1e12]
+    free = placing(chain, args, by_speed(2.0, 1.0))
+    assert free.cut is not None
+    peak = PlacingTask(free.cut.parts.graph, by_speed(2.0, 1.0)).simulator.timeline(free.device, free.order).peak_bytes
+    memory = [1e12, 1e12]
+    memory[limited] = 0.9 * peak[limited]
+    devices = sbp.Devices.by_speed(["a", "b"], flops_per_second=speeds, memory_bytes_per_second=[1e15] * 2,
+                                   memory_bytes=memory, bytes_per_second=1e15, latency_seconds=0.0)  # fmt: skip
+    found = placing(lambda *x: chain(*x).sum(), args, devices)
+    assert found.cut is not None
+    held = PlacingTask(found.cut.parts.graph, devices).simulator.timeline(found.device, found.order).peak_bytes
+    assert (held <= devices.limits).all()
+
+
 # Bad input, and little to cut.
 
 

@@ -28,6 +28,8 @@ from .problem import Problem, Way
 _ROUNDS = 4
 # By so much of what is left of the whole a side gets more, or less, in a try.
 _SHIFT = 1 / 8
+# Shifts and factors of the faster sides' parts that are tried in turn until all that is held fits in memory.
+_SHARES = (0.0, 1.0), (0.0, 0.75), (0.5, 1.0), (0.0, 0.5), (0.75, 1.0)
 _RATIO = Option(
     "ratio", "balanced", "balanced: both sides take equally long; equal: halves, however unlike devices are, to "
     "compare with", possible=("balanced", "equal"),
@@ -56,7 +58,7 @@ def accpar_ratios(task: PlacingTask) -> Placing:
         )
     cut = _Cutting(task, task.program)
     if task.options["ratio"] == "equal":
-        return cut.placing(0.0)
+        return cut.placing()
     found, refused = list[Placing](), list[PlanError]()
     for one in (functools.partial(cut.best, task.options["tries"]), functools.partial(_alone, task)):
         try:
@@ -87,21 +89,39 @@ class _Cutting:
         self.first: _Level | None = None
 
     def best(self, tries: int) -> Placing:
-        """The shortest of a few ratios: more for the faster side while that is shorter, else less."""
-        best, shift, step = self.placing(0.0), 0.0, _SHIFT
+        """The shortest of a few ratios: more for the faster side while that is shorter, else less.
+
+        Where memory is short, the first that fits of others comes before. ``PlanError`` where none does.
+        """
+        best, (shift, scale) = self.that_fits()
+        step = _SHIFT
         for _ in range(tries - 1):
-            found = self.placing(shift + step)
+            try:
+                found = self.placing(shift + step, scale)
+            except PlanError:  # too much for some memory
+                found = best
             if found.seconds < best.seconds:
                 best, shift = found, shift + step
-            elif shift == 0.0 and step > 0:
+            elif step == _SHIFT:
                 step = -step
             else:
                 step /= 2
         return best
 
-    def placing(self, shift: float) -> Placing:
+    def that_fits(self) -> tuple[Placing, tuple[float, float]]:
+        """The first of ``_SHARES`` that fits in memory."""
+        refused: PlanError | None = None
+        for share in _SHARES:
+            try:
+                return self.placing(*share), share
+            except PlanError as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def placing(self, shift: float = 0.0, scale: float = 1.0) -> Placing:
         """Pieces where they belong, in the best order found. ``PlanError`` where they do not fit in memory."""
-        pieces, notes = self.pieces(shift)
+        pieces, notes = self.pieces(shift, scale)
         where = {step: group[0] for step, group in pieces.groups.items()}
         # Nothing is searched for among pieces, and a merged one would wait for all that its parts wait for.
         parts = placeable(pieces.program, self.task.devices, len(pieces.groups) + 1, where)
@@ -109,7 +129,7 @@ class _Cutting:
         found = finished(task, np.argmin(parts.graph.seconds, axis=1).tolist())
         return replace(found, cut=Cut(pieces.program, parts, pieces.arguments), notes=(*found.notes, *notes))
 
-    def pieces(self, shift: float) -> tuple[Pieces, list[str]]:
+    def pieces(self, shift: float, scale: float) -> tuple[Pieces, list[str]]:
         """The program in pieces, each a single device's, and what was cut, in words."""
         pieces, notes, groups = Pieces.whole(self.program, self.order), list[str](), [self.order]
         while groups:
@@ -117,7 +137,7 @@ class _Cutting:
             if len(group) > 1:
                 halves = halves_of(group, [self.task.devices.kinds[d] for d in group])
                 problem, ways, ratio = self.level(pieces, group, halves)
-                ratio = {i: min(max(r + shift * (1.0 - r), 0.0), 1.0) for i, r in ratio.items()}
+                ratio = {i: min(max(scale * (r + shift * (1.0 - r)), 0.0), 1.0) for i, r in ratio.items()}
                 pieces = in_pieces(pieces, problem, ways, ratio)
                 notes.append(_words(problem, ways, ratio, self.task.devices))
                 groups += halves
