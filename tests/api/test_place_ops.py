@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
+from placed import assert_same
 from sbp_jax.api.segments import segments
 from sbp_jax.calls.capture import trace
 from sbp_jax.planner.placing import placeable, results_of
@@ -159,15 +160,6 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
                                       jax.random.randint(jax.random.key(15), (2, 30), 0, 10))),
     "bodies": (bodies, (normal(16, 6, 3), normal(17, 6, 3))),
 }  # fmt: skip
-
-
-def assert_same(ours: Any, plain: Any) -> None:
-    assert jax.tree.structure(ours) == jax.tree.structure(plain)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-        assert jax.typeof(a) == jax.typeof(b)
-        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        np.testing.assert_allclose(np.asarray(a, b.dtype), b, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import sbp_jax as sbp
+from placed import assert_same
 
 # So fast are links here, and so little does the smallest kernel take, that small programs are worth cutting.
 SPEEDS = (7.0, 3.0, 2.0)
@@ -114,18 +114,6 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-def assert_same(ours: Any, plain: Any) -> None:
-    assert jax.tree.structure(ours) == jax.tree.structure(plain)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-        assert jax.typeof(a) == jax.typeof(b)
-        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        if jnp.issubdtype(b.dtype, jnp.inexact):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-        else:
-            np.testing.assert_array_equal(a, b)
-
-
 LONG = {("transformer", 2), ("drawn", 2), *((name, 3) for name in PROGRAMS)}
 
 
@@ -139,6 +127,6 @@ def test_programs_in_pieces_give_what_jit_gives(name: str, n: int) -> None:
     try:
         assert any("products cut" in note for note in placed.notes), placed.notes
         assert set(placed.device_of.values()) == set(placed.devices.names)
-        assert_same(placed.run(*args), plain)
+        assert_same(placed.run(*args), plain, rtol=1e-4, atol=1e-5)
     finally:
         placed.close()
