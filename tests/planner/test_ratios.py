@@ -340,7 +340,8 @@ def test_memory_that_pieces_do_not_have_leaves_whole_ops() -> None:
     devices = sbp.Devices.by_speed(["a", "b"], flops_per_second=[2e12, 1e12], memory_bytes_per_second=[1e13] * 2,
                                    memory_bytes=[1e12, small], bytes_per_second=1e12, latency_seconds=0.0)  # fmt: skip
     assert placing(chain, args, by_speed(2.0, 1.0)).cut is not None
-    assert placing(chain, args, devices).cut is None
+    found = placing(chain, args, devices)
+    assert found.cut is None and found.notes == ("nothing is cut: pieces on several devices would not fit in memory",)
     with pytest.raises(sbp.PlanError, match="no placement was found that fits in memory: b needs"):
         placing(chain, args, devices, ratio="equal")
 

@@ -7,7 +7,6 @@ product may also run on both sides or on one; costs are this library's; parts be
 ratio; that, a few beside it, and whole ops on one device are simulated, and the shortest run is taken.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -31,8 +30,8 @@ _SHIFT = 1 / 8
 # Shifts and factors of the faster sides' parts that are tried in turn until all that is held fits in memory.
 _SHARES = (0.0, 1.0), (0.0, 0.75), (0.5, 1.0), (0.0, 0.5), (0.75, 1.0)
 _RATIO = Option(
-    "ratio", "balanced", "balanced: both sides take equally long; equal: halves, however unlike devices are, to "
-    "compare with", possible=("balanced", "equal"),
+    "ratio", "balanced", "how two sides share an op: so that both take equally long, or in halves, to compare with",
+    possible=("balanced", "equal"),
 )  # fmt: skip
 _TRIES = Option(
     "tries", 4, "ratios that are simulated: that of the cost model, and others that give a side more or less", least=1
@@ -59,21 +58,21 @@ def accpar_ratios(task: PlacingTask) -> Placing:
     cut = _Cutting(task, task.program)
     if task.options["ratio"] == "equal":
         return cut.placing()
-    found, refused = list[Placing](), list[PlanError]()
-    for one in (functools.partial(cut.best, task.options["tries"]), functools.partial(_alone, task)):
-        try:
-            found.append(one())
-        except PlanError as error:  # too little memory for it
-            refused.append(error)
-    if not found:
-        raise refused[0]
-    return min(found, key=lambda x: x.seconds)
+    try:
+        pieces = cut.best(task.options["tries"])
+    except PlanError:  # too little memory for any
+        return _alone(task, "pieces on several devices would not fit in memory")
+    try:
+        whole = _alone(task, "pieces on several devices would take longer")
+    except PlanError:
+        return pieces
+    return min(pieces, whole, key=lambda x: x.seconds)
 
 
-def _alone(task: PlacingTask) -> Placing:
-    """All ops whole on one device."""
+def _alone(task: PlacingTask, why: str) -> Placing:
+    """All ops whole on one device. ``PlanError`` where no device has the memory."""
     found = lookup("one_device", "placing").run(PlacingTask(task.graph, task.devices))
-    return replace(found, notes=(*found.notes, "nothing is cut: pieces on several devices would take longer"))
+    return replace(found, notes=(*found.notes, f"nothing is cut: {why}"))
 
 
 _Level: TypeAlias = tuple[Problem, list[Way], dict[int, float]]
@@ -93,8 +92,8 @@ class _Cutting:
 
         Where memory is short, the first that fits of others comes before. ``PlanError`` where none does.
         """
-        best, (shift, scale) = self.that_fits()
-        step = _SHIFT
+        best, (start, scale) = self.that_fits()
+        shift, step = start, _SHIFT
         for _ in range(tries - 1):
             try:
                 found = self.placing(shift + step, scale)
@@ -102,7 +101,7 @@ class _Cutting:
                 found = best
             if found.seconds < best.seconds:
                 best, shift = found, shift + step
-            elif step == _SHIFT:
+            elif shift == start and step > 0:
                 step = -step
             else:
                 step /= 2
