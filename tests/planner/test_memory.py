@@ -146,6 +146,24 @@ def _two_scans(x):
     return second.sum(axis=0) @ first[0]
 
 
+def _recurrent_gradient(p, x):
+    """Hidden states are gathered along the batch, their second dim, for all gradients of weights at once."""
+
+    def loss(p):
+        def cell(h, x):
+            z = jax.nn.sigmoid(x @ p["x"] + h @ p["z"])
+            h = (1 - z) * jnp.tanh(h @ p["h"]) + z * h
+            return h, h
+
+        _, states = jax.lax.scan(cell, jnp.zeros((x.shape[1], p["h"].shape[0])), x)
+        return jnp.mean((states @ p["o"]) ** 2)
+
+    return jax.grad(loss)(p)
+
+
+_RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f32(256, 16)}
+
+
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
@@ -169,10 +187,12 @@ def _two_scans(x):
         (_two_scans, [f32(128, 128)]),
         (_tied_embedding_gradient, [f32(2003, 67), jax.ShapeDtypeStruct((333,), jnp.int32)]),
         (lambda x: jax.lax.associative_scan(jnp.add, x), [f32(256, 128)]),
+        (lambda x, h: jnp.einsum("btv,btd->vd", x, h), [f32(16, 64, 128), f32(16, 64, 64)]),
+        (_recurrent_gradient, [_RECURRENT, f32(32, 128, 64)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
-         "sum over rows", "top_k", "two scans", "tied embedding", "associative scan"],
+         "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:
@@ -181,6 +201,22 @@ def test_odd_programs_against_xla(devices, function, arguments) -> None:
     m = step.lower(*arguments).compile().memory_analysis()
     xla = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
     assert 0.95 <= step.plan(*arguments).memory_per_device / xla <= 1.15
+
+
+def test_projections_are_held_once() -> None:
+    """Queries, keys and values: as they were projected, or as the products want them, never both."""
+
+    def loss(p, x):
+        b, t, _ = x.shape
+        q, k, v = ((x @ w + c).reshape(b, t, 8, 16) for w, c in p)
+        weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / 4)
+        return jnp.mean(jnp.einsum("bhts,bshd->bthd", weights, v) ** 2)
+
+    step = sbp.auto_parallel(jax.grad(loss), placement=sbp.placement("cpu", range(8)))
+    arguments = [(f32(128, 128), f32(128))] * 3, f32(16, 64, 128)
+    m = step.lower(*arguments).compile().memory_analysis()
+    xla = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes
+    assert 0.95 <= step.plan(*arguments).memory_per_device / xla <= 1.1
 
 
 def _descent(loss):
