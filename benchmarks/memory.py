@@ -2,8 +2,9 @@
 
     python benchmarks/memory.py [--only gpt] [--meshes 1x8,2x4,8x1] [--random 30]
 
-The models of ``examples/zoo``, programs unlike them (``memory_programs.py``), and the first random programs
-(``tests/random_programs.py``, dims 16 times as large) that take 1 MiB or more; what others take is mostly scalars.
+The models of ``examples/zoo``, programs and training steps unlike them (``memory_programs.py``, ``memory_steps.py``),
+and the first random programs (``tests/random_programs.py``, dims 16 times as large) that take 1 MiB or more; what
+others take is mostly scalars.
 
 XLA's figure is arguments + outputs - aliased outputs + temporaries: what the step needs from its caller and takes
 itself. (``peak_memory_in_bytes`` of jaxlib 0.10.2 on CPUs leaves out the one buffer that holds all temporaries, so
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import jax
 import numpy as np
 from memory_programs import PROGRAMS, random_program
+from memory_steps import STEPS
 from rich.console import Console
 from rich.table import Table
 
@@ -129,11 +131,12 @@ def main() -> int:
         example = case.abstract_state(), jax.eval_shape(lambda case=case: case.batch(0))
         for mesh in args.meshes.split(","):
             rows.add(name, mesh, planned(case.step, mesh, donate_argnums=0), example, 1 - TOLERANCE, 1 + TOLERANCE)
-    for name, make in PROGRAMS.items():
-        if args.only in name:
-            function, example = make()
-            for mesh in args.meshes.split(","):
-                rows.add(name, mesh, planned(function, mesh), example, *BOUNDS)
+    for some, options in ((PROGRAMS, {}), (STEPS, {"donate_argnums": 0})):
+        for name, make in some.items():
+            if args.only in name:
+                function, example = make()
+                for mesh in args.meshes.split(","):
+                    rows.add(name, mesh, planned(function, mesh, **options), example, *BOUNDS)
     if args.only in "random":
         add_random(rows, args.random)
     errors = [abs(r - 1) for r in rows.ratios.values()]
