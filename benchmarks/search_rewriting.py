@@ -24,23 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import jax
 import jax.numpy as jnp
 import numpy as np
+import search_zoo
 from jax import lax
+from search_zoo import Case
 
 import sbp_jax as sbp
-import zoo
-
-# A step, its arguments, which of them are donated.
-Case = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
-
-
-def of_zoo(name: str, **options: Any) -> Callable[[], Case]:
-    """A model of the zoo, as ``search_zoo.py`` has it."""
-
-    def make() -> Case:
-        case = zoo.build(name, **options)
-        return case.step, (case.abstract_state(), case.batch(0)), (0,)
-
-    return make
 
 
 def shape(*lengths: int) -> jax.ShapeDtypeStruct:
@@ -81,14 +69,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "block, trained": lambda: (trained(inception), BLOCK, (0,)),
     "attention": lambda: (attention, LAYER, ()),
     "attention, trained": lambda: (trained(attention), LAYER, (0,)),
-    "mlp": of_zoo("mlp", hidden=1024, features=1024, batch=4096, dropout=0.0),
-    "lstm": of_zoo("lstm"),
-    "resnet": of_zoo("resnet", batch=256),
-    "gpt": of_zoo("gpt", batch=64, hidden=256, seq=128, dropout=0.0),
-    "llama": of_zoo("llama"),
-    "vit": of_zoo("vit"),
-    "moe": of_zoo("moe"),
-    "dlrm": of_zoo("dlrm"),
+    **{name: make for name, make in search_zoo.MODELS.items() if name != "products"},
 }
 _SAME = 1e-6
 

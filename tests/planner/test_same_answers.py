@@ -2,13 +2,9 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +14,7 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
+from other_process import under_another_hash_seed
 from sbp_jax.pipeline.searches import search_stages
 from sbp_jax.pipeline.stages import StageCosts, in_flight_of
 from sbp_jax.planner.catalogue import lookup
@@ -123,14 +120,7 @@ def test_in_threads() -> None:
 
 
 def test_under_any_hash_seed() -> None:
-    program = f"import sys, json; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_same_answers as t\n"
-    program += "print(json.dumps({n: t.answer(n) for n in t.QUICK}))"
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    found = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True,
-        check=True, timeout=300,
-    ).stdout  # fmt: skip
-    there = json.loads(found.splitlines()[-1])
+    there = under_another_hash_seed(__file__, "{n: t.answer(n) for n in t.QUICK}")
     assert there.keys() == set(QUICK)
     for name in QUICK:
         assert there[name] == once(name), name

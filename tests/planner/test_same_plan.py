@@ -2,8 +2,6 @@
 
 import functools
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +14,7 @@ import jax
 import pytest
 
 import sbp_jax as sbp
+from other_process import under_another_hash_seed
 from sbp_jax.planner.effort import EFFORTS, budget_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -91,14 +90,8 @@ def test_under_load_and_in_threads() -> None:
 
 def test_under_any_hash_seed() -> None:
     """In a process of its own: the order of a set of strings is another one there than here."""
-    program = f"import json, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_same_plan as t\n"
-    program += "print(json.dumps([t.decided('gpt')], sort_keys=True))"
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    found = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True,
-        check=True, timeout=300,
-    ).stdout  # fmt: skip
-    assert json.loads(found) == [alone("gpt")] and '"versions"' in found
+    (found,) = under_another_hash_seed(__file__, "[t.decided('gpt')]")
+    assert found == alone("gpt") and "versions" in found
 
 
 def test_the_clock_is_read_only_where_the_user_sets_a_limit() -> None:
