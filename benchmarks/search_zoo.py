@@ -5,7 +5,7 @@
                                     [--jobs 2] [--results benchmarks/results]
 
 With several ``--families``, each in a process of its own, ``--jobs`` at a time, and printed when it has ended: those
-beside signatures are search_stages.py, search_placing.py and search_rewriting.py, each with its own defaults. About 40
+beside signatures are search_stages.py, search_placing.py and search_rewriting.py, each with its own defaults. About 17
 minutes on 2 cores. ``--results``: a folder for what each prints, as docs/benchmarks.md shows it. ``--picture``: mean
 seconds of search against the mean ratio to the best, a point for each method, a part for each family.
 
