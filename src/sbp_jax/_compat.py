@@ -1,6 +1,7 @@
 """What differs between versions of JAX, or is not said in its public interface. Nothing else may depend on either."""
 
 import contextlib
+import inspect
 import itertools
 import sys
 import threading
@@ -216,6 +217,24 @@ def scan_operands(params: Mapping[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+def lowered_function(primitive: Any) -> Callable[..., Any] | None:
+    """The function of arrays that XLA is handed for a primitive on every platform (``mlir.lower_fun``).
+
+    It takes the equation's operands and parameters and returns a list of results, or one where the primitive has one.
+    None where a primitive is lowered in another way, or this version of JAX keeps its rules elsewhere.
+    """
+    try:
+        from jax._src.interpreters import mlir
+
+        rule = mlir._lowerings[primitive].rule
+        if any(primitive in rules for rules in mlir._platform_specific_lowerings.values()):
+            return None
+    except (ImportError, AttributeError, KeyError):
+        return None
+    made_by = getattr(rule, "__qualname__", "").partition(".")[0]
+    return inspect.getclosurevars(rule).nonlocals.get("fun") if made_by == "lower_fun" else None
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._compat import opened
+from ..rules import lookup
 from . import calls, constraint, control, effects, expand
 from .graph import Atom, Op, Program, Value
 from .scope import Shared, Tracer
@@ -50,6 +51,8 @@ def _plain(t: Tracer, eqn: Any, name: str, params: Any, ins: list[Atom]) -> Sequ
         return handler(t, eqn, ins)
     expansion = expand.EXPANSIONS.get(name)
     expanded = expansion(eqn, ins) if expansion is not None else None
+    if lookup(name) is None:
+        expanded = calls.written_out(eqn)
     if expanded is not None:
         return t.expand(eqn, *opened(expanded), ins)
     if effects.concerns(eqn):

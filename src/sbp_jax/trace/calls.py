@@ -1,13 +1,16 @@
 """Calls: equations whose body simply takes their place."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._compat import opened
+import jax
+
+from .._compat import lowered_function, opened
 from ..errors import SbpError
 from .graph import Atom
 from .scope import Tracer
-from .source import user_line
+from .source import is_user, user_line
 
 # primitive -> the parameter that holds the body
 BODIES = {
@@ -17,6 +20,22 @@ BODIES = {
     "custom_lin": "jaxpr", "composite": "jaxpr", "custom_vmap_call": "call",
     "linear_call": "callee", "remat_opt": "fwd_jaxpr",
 }  # fmt: skip
+
+
+def written_out(eqn: Any) -> Any:
+    """The closed jaxpr of a library's primitive that is a function of arrays by the time XLA sees it; else None.
+
+    Equinox makes such primitives, and Lineax's solvers are some: they have rules of their own for derivatives and
+    ``vmap``, which have been applied. Their functions are called here and not when the program is lowered: within
+    ``shard_map`` arrays have other types, and such functions compare them with those that they met first. A user's own
+    primitive stays whole and is reported, since who wrote it can say how it splits.
+    """
+    function = lowered_function(eqn.primitive)
+    code = getattr(function, "__code__", None)
+    if function is None or code is None or is_user(code.co_filename) or eqn.effects:
+        return None
+    given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
+    return jax.make_jaxpr(functools.partial(function, **eqn.params))(*given)
 
 
 def linear_solve(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
