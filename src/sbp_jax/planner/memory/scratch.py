@@ -59,6 +59,8 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
         yield from _convolution(op, around)
     elif name == "dot_general" and around.device == "cpu":
         yield from _product(op, around)
+    elif name == "ragged_dot_general" and not around.device.startswith("tpu"):
+        yield from _ragged_product(op)
     elif name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
         yield from _running(op, around)
     elif name == "top_k" and around.device == "cpu":
@@ -115,6 +117,20 @@ def _product(op: Op, around: Around) -> Iterator[Scratch]:
         long = [d for d in order if x.shape[d] > 1]
         if long != sorted(long) and around.is_apart(x):
             yield Scratch("in", k, float(x.size_bytes))
+
+
+def _ragged_product(op: Op) -> Iterator[Scratch]:
+    """The rows of other groups are set to zero, a whole copy for each group (XLA: ``RaggedDotRewriter``, not on TPUs).
+
+    Where the ragged dim is contracted so are both operands; where groups choose a matrix, matrices are turned. Which
+    rows, a byte for each element, is known to all products by the same groups.
+    """
+    groups = op.ins[2].shape[-1]
+    chooses = bool(op.params["ragged_dot_dimension_numbers"].rhs_group_dimensions)
+    for k, x in enumerate(op.ins[:2]):
+        if isinstance(x, Value):
+            masked = groups * (x.size_bytes + math.prod(x.shape))
+            yield Scratch("in", k, float(x.size_bytes if k and chooses else masked))
 
 
 def _running(op: Op, around: Around) -> Iterator[Scratch]:
