@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -178,15 +179,18 @@ class AutoParallelConfig:
             possible = ", ".join(map(repr, EFFORTS))
             raise PlanError(f"effort is one of {possible} (how much work the search may do); got {self.effort!r}")
         for name in ("time_limit", "wait_time", "computation_cost_ratio", "gap"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
+            value: Any = getattr(self, name)
+            if value is not None and not isinstance(value, Real):
+                unit = " of seconds" if "time" in name else ""
+                raise PlanError(f"{name} is a number{unit}, 0 or more, or None; got {value!r}")
+            if value is not None and not float(value) >= 0:
                 raise PlanError(f"{name} must be 0 or more; got {value!r}")
         if self.zero_stage is not None and (isinstance(self.zero_stage, bool) or self.zero_stage not in (0, 1, 2, 3)):
             raise PlanError(f"zero_stage is None (the planner's choice), 0, 1, 2 or 3; got {self.zero_stage!r}")
         if isinstance(self.memory_limit, str):
             object.__setattr__(self, "memory_limit", parse_bytes(self.memory_limit, "memory_limit"))
         limit = self.memory_limit_bytes
-        if limit is not None and not limit > 0:
+        if limit is not None and not (isinstance(limit, Real) and float(limit) > 0):
             raise PlanError(f"memory_limit is bytes per device, more than 0; got {self.memory_limit!r}")
         if self.cluster is not None:
             get(self.cluster)  # raises for names that are not known

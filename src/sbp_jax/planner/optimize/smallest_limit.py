@@ -222,4 +222,4 @@ def _most(least: Least, footprint: FootprintLike) -> str:
 
 
 def _bytes(n: float) -> str:
-    return f"{n:.0f} bytes ({bytes_text(n)})"
+    return f"{n:.0f} bytes ({bytes_text(n)})" if n >= 1024 else bytes_text(n)
