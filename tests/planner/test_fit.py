@@ -16,7 +16,7 @@ from sbp_jax.planner.optimize import fit
 from sbp_jax.planner.optimize.bounds import spares
 from sbp_jax.planner.optimize.bundle import largest, nearest
 from sbp_jax.planner.optimize.feasible import Feasible
-from sbp_jax.planner.optimize.goal import Goal
+from sbp_jax.planner.optimize.goal import Goal, Start
 from sbp_jax.planner.optimize.program import solve
 from sbp_jax.planner.optimize.search import search
 
@@ -101,9 +101,28 @@ def test_begins_with_a_plan_that_is_known(monkeypatch: pytest.MonkeyPatch) -> No
     by_peak = sorted(every(problem), key=lambda c: held.over_time(c).max())
     limit = float(held.over_time(by_peak[len(by_peak) // 10]).max())
     known = min((c for c in by_peak if held.over_time(c).max() <= limit), key=problem.evaluate)
-    found = search(Goal(problem, held, limit, find_start=lambda: known))
+    found = search(Goal(problem, held, limit, find_start=lambda: Start([known])))
     assert found is not None
     assert found.solution.choice == known
+
+
+def test_begins_with_prices_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round at the prices that proved a bound proves it again; one at prices of its own does not."""
+    problem = random_problem(0)
+    held = Bytes.against(problem, 0)
+    peaks = sorted(held.over_time(c).max() for c in every(problem))
+    limit = float(peaks[len(peaks) // 10])
+    monkeypatch.setattr(fit.Fitting, "_exactly", lambda *_: None)
+    monkeypatch.setattr(fit.Fitting, "_spread", lambda *_: None)
+    known = search(Goal(problem, held, limit))
+    assert known is not None and known.prices and known.seconds_per_byte == sum(known.prices.values())
+    monkeypatch.setattr(fit, "_ROUNDS", 1)
+    start = Start(known.solution.seen, known.prices)
+    alone = search(Goal(problem, held, limit))
+    begun = search(Goal(problem, held, limit, find_start=lambda: start))
+    assert alone is not None and alone.bound < 0.999 * known.bound
+    assert begun is not None and begun.bound >= known.bound * (1 - 1e-9)
+    assert begun.seconds <= known.seconds * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 
 from ..costs.cost_graph import IMPOSSIBLE
-from ..memory.infeasible import TooSmall
+from ..memory.infeasible import OutOfTime, TooSmall
 from ..optimize.search import Found
 from ..optimize.sweep import sweep
 from . import data_parallel, megatron, zero2, zero3
 from . import merged_axes as coarse
-from .families import best_of_family
+from .families import PATIENCE, best_of_family
 from .restriction import Restriction
 from .task import Task
 
@@ -81,6 +81,25 @@ def coarsest(task: Task) -> dict[str, Found | None]:
         except TooSmall:
             return {words: None}
     return {}
+
+
+def one_axis_fewer(task: Task) -> dict[str, Found | None]:
+    """The best plan found that fits and treats the last two axes as one, by what to call it; nothing where two axes or
+    fewer have devices to split over.
+
+    The last axes are the likeliest to be alike: where a cluster has nodes, its devices are numbered node by node.
+    """
+    rules = list(_merged(task).items())
+    if len(rules) < 2:
+        return {}
+    words, rule = rules[-1]
+    task.progress(f"beginning with {words}")
+    # As patient as a search among all plans; the smallest limit that works is told by that one.
+    alone = replace(task, patience=task.patience / PATIENCE, tell_smallest=False)
+    try:
+        return {words: best_of_family(alone, rule(alone))}
+    except (TooSmall, OutOfTime):
+        return {words: None}
 
 
 def guesses(task: Task, part: float) -> list[tuple[int, ...]]:

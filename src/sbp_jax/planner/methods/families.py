@@ -8,6 +8,7 @@ bound for all plans it is 0.
 from dataclasses import replace
 
 from ...errors import PlanError
+from ..optimize.goal import Start
 from ..optimize.search import Found, search
 from ..optimize.sweep import sweep
 from .node_roles import Leaf
@@ -15,7 +16,7 @@ from .restriction import Restriction, divided, divided_on, narrow, whole
 from .task import Task
 
 # A family is small, and there are several: so many times the seconds of a search among all plans.
-_PATIENCE = 0.3
+PATIENCE = 0.3
 
 
 def family(task: Task, name: str) -> Restriction:
@@ -67,15 +68,20 @@ def best_of_family(task: Task, restriction: Restriction, exact: bool = True) -> 
     narrowed = narrow(task.problem, task.footprint, restriction)
     if exact:
 
-        def find_start() -> tuple[int, ...] | None:
+        def find_start() -> Start | None:
             start = task.find_start() if task.find_start else None
-            return None if start is None else narrowed.choices.number(start)
+            if start is None:
+                return None
+            inside = [narrowed.choices.number(choice) for choice in start.plans]
+            return Start([choice for choice in inside if choice is not None], start.prices)
 
         alone = replace(task, problem=narrowed.problem, footprint=narrowed.footprint)
-        found = search(replace(alone, patience=_PATIENCE * task.patience, guesses=(), find_start=find_start))
+        found = search(replace(alone, patience=PATIENCE * task.patience, guesses=(), find_start=find_start))
     else:
         found = sweep(narrowed.problem, narrowed.footprint, task.limit_bytes)
     if found is None:
         return None
-    solution = replace(found.solution, choice=narrowed.choices.widen(found.solution.choice), bound=0.0)
-    return Found(solution, found.seconds, 0.0, notes=(*restriction.notes, *found.notes))
+    widen = narrowed.choices.widen
+    seen = tuple(widen(choice) for choice in found.solution.seen)
+    solution = replace(found.solution, choice=widen(found.solution.choice), bound=0.0, seen=seen)
+    return Found(solution, found.seconds, 0.0, prices=found.prices, notes=(*restriction.notes, *found.notes))

@@ -9,8 +9,9 @@ from dataclasses import replace
 from ..budget import Budget
 from ..catalogue import register
 from ..memory.infeasible import OutOfTime
+from ..optimize.goal import Start
 from ..optimize.search import Found, search
-from .experts import cheapest, cheapest_strategy, coarsest, guesses
+from .experts import cheapest, cheapest_strategy, coarsest, guesses, one_axis_fewer
 from .task import Task
 
 # A gap of less is as good as none; with so many pairs of choices, where families take seconds, one of less than that.
@@ -30,6 +31,11 @@ _FOR_STRATEGIES = 0.15
 # longer with them). Where memory is short, with the smallest such family's best that fits.
 _LATE = 1_000_000
 _FOR_A_START = 0.25
+# On a mesh of three axes or more, where memory is short, with the best plan that treats two axes as one and the prices
+# of its search: a search that may take this part of the budget once more. What was left open by then is searched in
+# families for this part.
+_FOR_FEWER_AXES = 0.8
+_FOR_FAMILIES = 0.3
 
 
 @register("ilp", promises="exact")
@@ -40,19 +46,27 @@ def ilp(task: Task) -> Found | None:
     first: dict[str, Found | None] = {}
     is_late = task.problem.pairs > _LATE
 
-    def find_start() -> tuple[int, ...] | None:
-        """A plan of the smallest family: among so many choices a search finds its first one late."""
-        if not is_late or task.shares_layers:
-            return None
-        first.update(coarsest(replace(task, thorough=False, budget=task.budget.share(_FOR_A_START))))
+    # Where plans with axes as one come first, each of the two searches may do as much as one alone.
+    many_axes = task.n_axes > _FEW_AXES
+    begins = many_axes and task.limit_bytes is not None and not task.thorough and not task.shares_layers
+    own = task.budget.again() if begins else task.budget
+
+    def find_start() -> Start | None:
+        """Plans of a smaller family: among so many choices a search finds its first one late."""
+        if begins:
+            first.update(one_axis_fewer(replace(task, budget=task.budget.again().share(_FOR_FEWER_AXES))))
+        if is_late and not first and not task.shares_layers:
+            first.update(coarsest(replace(task, thorough=False, budget=own.share(_FOR_A_START))))
         return known()
 
-    def known() -> tuple[int, ...] | None:
-        return next((f.solution.choice for f in first.values() if f), None)
+    def known() -> Start | None:
+        plans = [f for f in first.values() if f]
+        choices = [choice for f in plans for choice in (f.solution.choice, *f.solution.seen)]
+        return Start(choices, plans[0].prices) if plans else None
 
     try:
-        start = guesses(task, _FOR_A_START) if is_late and task.n_axes > _FEW_AXES else ()
-        found = search(replace(task, guesses=start, find_start=find_start))
+        start = guesses(task, _FOR_A_START) if is_late and many_axes else ()
+        found = search(replace(task, budget=own, guesses=start, find_start=find_start))
     except OutOfTime:
         if task.thorough:
             raise
@@ -67,6 +81,8 @@ def ilp(task: Task) -> Found | None:
         return found
     # A search that used all its budget up leaves the families as much, where it was not asked to be thorough.
     left = task.budget if task.thorough else task.budget.again()
+    if begins:
+        left = left.share(_FOR_FAMILIES)
     if task.budget.closes(found.seconds, found.bound, _open_at(task)):
         better = cheapest_strategy(replace(task, below=found.seconds, budget=left.share(_FOR_STRATEGIES)))
     else:

@@ -1,7 +1,7 @@
 """What a search is asked for."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..budget import Budget
@@ -11,8 +11,20 @@ from ..memory.protocol import FootprintLike
 # With more clusters a class than this layers are planned as one: they change all at once.
 _SHARED = 2.0
 
-# A plan that fits, to begin with; None: none is known.
-FindStart = Callable[[], Sequence[int] | None]
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is known of a problem from searches of parts of it: plans, cheapest first if they fit, and prices for bytes.
+
+    ``prices``: seconds a byte by point, which proved the best bound there.
+    """
+
+    plans: Sequence[Sequence[int]]
+    prices: Mapping[int, float] = field(default_factory=dict)
+
+
+# What to begin with; None: nothing is known.
+FindStart = Callable[[], Start | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +43,7 @@ class Goal:
         patience: multiplies the work that a search takes to fit into memory, where it is not thorough.
         tell_smallest: whether to look for the smallest limit that a plan fits into, where none was found that does.
         guesses: plans that may be good, whether they fit or not.
-        find_start: gives a plan that fits, or None; asked where the cheapest plan does not fit.
+        find_start: gives plans and prices to begin with, or None; asked where the cheapest plan does not fit.
         clusters_per_class: how many clusters of ops share one decision, on average.
     """
 

@@ -1,6 +1,7 @@
 """The search for the cheapest plan that fits: solve; where memory is short, fit (``fit.py``)."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .fit import Fitting
 from .goal import Goal
@@ -13,8 +14,8 @@ class Found:
 
     ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it. ``memory_is_short``:
     whether that plan holds more than the limit. ``seconds_per_byte``: what a byte more would save, by the prices that
-    prove the bound. ``frontier``: of a method that finds several plans, their (seconds, peak bytes).
-    ``notes``: what is to be told with the plan.
+    prove the bound; ``prices`` has these by point. ``frontier``: of a method that finds several plans, their (seconds,
+    peak bytes). ``notes``: what is to be told with the plan.
     """
 
     solution: Solution
@@ -24,6 +25,7 @@ class Found:
     memory_is_short: bool = False
     seconds_per_byte: float = 0.0
     frontier: tuple[tuple[float, float], ...] = ()
+    prices: Mapping[int, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -52,7 +54,8 @@ def search(goal: Goal) -> Found | None:
                 "the work that a search does by default was done while fitting into memory: the plan is the best one "
                 'seen until then. Ask for more with effort="thorough", or give time_limit= (seconds)',
             )
-    price = sum(fitting.prices.values())
+    prices = fitting.prices
     return Found(
-        solution, solution.objective, solution.bound, free, memory_is_short=True, seconds_per_byte=price, notes=notes
-    )
+        solution, solution.objective, solution.bound, free, memory_is_short=True,
+        seconds_per_byte=sum(prices.values()), prices=prices, notes=notes,
+    )  # fmt: skip
