@@ -17,7 +17,7 @@ import numpy as np
 
 from ..budget import WORK_A_SECOND, Budget
 from ..costs.cost_graph import CostGraph, Subset, penalised
-from .bounds import spares
+from .bounds import proving_work, spares
 from .bundle import LEVEL, largest, nearest
 from .goal import Goal, Start
 from .program import Solution, solve, solve_within
@@ -397,8 +397,11 @@ class Fitting:
         exactly, whole = self.goal.problem.pairs <= _FEW_PAIRS or self.goal.thorough, self.goal.budget
         budget = whole.some(self._seconds(_EXACT_SECONDS), part=1.0 if self.goal.thorough else _IN_ALL)
         gap = self.goal.gap if exactly else max(self.goal.gap, _ROUND_GAP)
+        proving = budget.some(part=0.5)
+        if proving_work(self.goal.problem) > proving.work:  # nothing would be left to search with what it proves
+            return
         priced = self._with_prices(self.prices)
-        floor, spare = spares(priced, budget.some(part=0.5))
+        floor, spare = spares(priced, proving)
         floor -= self.limit * sum(self.prices.values())
         while not self._closed(gap):
             self.goal.progress(f"fitting into memory exactly, {len(self.points)} points")
