@@ -1,7 +1,8 @@
 """Exact: reductions, then a 0-1 program (``optimize/program.py``); a memory limit by prices (``optimize/fit.py``).
 
-Where a limit leaves a gap open in the time there is, a fixed strategy's plan, or one that treats mesh axes as one, may
-be the better: then it is the answer.
+Within a limit a mesh of three axes or more is searched with two of them as one first: those plans and prices are what
+the search among all plans begins with (docs/decisions/0023). Where a limit leaves a gap open in the time there is, a
+fixed strategy's plan, or one that treats mesh axes as one, may be the better: then it is the answer.
 """
 
 from dataclasses import replace
@@ -31,9 +32,9 @@ _FOR_STRATEGIES = 0.15
 # longer with them). Where memory is short, with the smallest such family's best that fits.
 _LATE = 1_000_000
 _FOR_A_START = 0.25
-# On a mesh of three axes or more, where memory is short, with the best plan that treats two axes as one and the prices
-# of its search: a search that may take this part of the budget once more. What was left open by then is searched in
-# families for this part.
+# On a mesh of three axes or more, where memory is short, it begins with the plans and prices of a search that treats
+# two axes as one, which may take this part of the budget once more; families afterwards may take this part of it
+# (docs/decisions/0023).
 _FOR_FEWER_AXES = 0.8
 _FOR_FAMILIES = 0.3
 
@@ -81,7 +82,7 @@ def ilp(task: Task) -> Found | None:
         return found
     # A search that used all its budget up leaves the families as much, where it was not asked to be thorough.
     left = task.budget if task.thorough else task.budget.again()
-    if begins:
+    if begins and first:
         left = left.share(_FOR_FAMILIES)
     if task.budget.closes(found.seconds, found.bound, _open_at(task)):
         better = cheapest_strategy(replace(task, below=found.seconds, budget=left.share(_FOR_STRATEGIES)))
