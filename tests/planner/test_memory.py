@@ -170,6 +170,18 @@ def _groups_gradient(w, x, sizes):
     return jax.grad(loss)(w)
 
 
+def _rectified_gradient(p, x):
+    """Weights on the left, one row at a time: products want the rectified values in other orders forward and back."""
+
+    def loss(p):
+        h = x
+        for a, b in p:
+            h = h + jax.vmap(jax.vmap(lambda v, a=a, b=b: b @ jax.nn.relu(a @ v)))(h)
+        return jnp.mean(h**2)
+
+    return jax.grad(loss)(p)
+
+
 _GROUPS = {"in": f32(8, 64, 256), "out": f32(8, 256, 64)}
 _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f32(256, 16)}
 
@@ -199,12 +211,13 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (lambda x: jax.lax.associative_scan(jnp.add, x), [f32(256, 128)]),
         (lambda x, h: jnp.einsum("btv,btd->vd", x, h), [f32(16, 64, 128), f32(16, 64, 64)]),
         (_recurrent_gradient, [_RECURRENT, f32(32, 128, 64)]),
+        (_rectified_gradient, [[(f32(256, 64), f32(64, 256))] * 3, f32(16, 64, 64)]),
         (_groups_gradient, [_GROUPS, f32(512, 64), jax.ShapeDtypeStruct((8,), jnp.int32)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
-         "groups of rows"],
+         "rectified", "groups of rows"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

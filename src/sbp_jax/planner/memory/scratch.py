@@ -32,11 +32,13 @@ class Scratch:
 @dataclass(frozen=True, slots=True)
 class Around:
     """``is_apart``: whether an operand lies in memory in a layout of its own, so that another one is a copy of it.
+    ``is_computed``: whether a product's kernel that puts an operand in form computes it, too.
     ``is_result``: whether a value is written to the buffer of one of the program's results.
     """
 
     device: str
     is_apart: Callable[[Value], bool]
+    is_computed: Callable[[Value, Op, int], bool]
     is_result: Callable[[Value], bool]
 
 
@@ -105,18 +107,28 @@ def _product(op: Op, around: Around) -> Iterator[Scratch]:
     What lies otherwise is copied (``DotDecomposer``): of a weight's gradient the operand on the left. Matrices, and
     batches of matrices, are read in either order.
     """
-    (left, right), (left_batch, right_batch) = op.params["dimension_numbers"]
-    for k, (contracted, batch) in enumerate(((left, left_batch), (right, right_batch))):
-        x = op.ins[k]
-        if not isinstance(x, Value):
+    for k, x in enumerate(op.ins):
+        form = matrix_form(op, k)
+        if form is None or not isinstance(x, Value):
             continue
-        free = [d for d in range(len(x.shape)) if d not in contracted and d not in batch]
-        if max(len(free), len(contracted)) < 2:
-            continue
-        order = (*batch, *contracted, *free) if k else (*batch, *free, *contracted)
-        long = [d for d in order if x.shape[d] > 1]
-        if long != sorted(long) and around.is_apart(x):
+        long = [d for d in form[0] if x.shape[d] > 1]
+        if around.is_computed(x, op, k) or (long != sorted(long) and around.is_apart(x)):
             yield Scratch("in", k, float(x.size_bytes))
+
+
+def matrix_form(op: Op, position: int) -> tuple[tuple[int, ...], int] | None:
+    """The order of dims in which a product makes a matrix of an operand, and how many are its rows, batch included.
+
+    None for what is one, or a batch of them, already.
+    """
+    if op.name != "dot_general":
+        return None
+    contracted, batch = (side[position] for side in op.params["dimension_numbers"])
+    free = [d for d in range(len(op.ins[position].shape)) if d not in contracted and d not in batch]
+    if max(len(free), len(contracted)) < 2:
+        return None
+    rows, columns = (contracted, free) if position else (free, contracted)
+    return (*batch, *rows, *columns), len(batch) + len(rows)
 
 
 def _ragged_product(op: Op) -> Iterator[Scratch]:
