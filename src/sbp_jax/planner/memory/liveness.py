@@ -13,6 +13,7 @@ through the loop; a loop's carry is one buffer from its initial value to its fin
 value may be read by several kernels of one of its passes, so what is written there need not be what is held here.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from .lifetime import Lifetime
 from .places import Place, lodge
 from .replaced import copied_arguments, hold_copies
 from .scratch import LAPACK, Around, Scratch, matrix_form, reorders, scratch
+from .widening import is_widened, widened
 from .zeros import shared_zeros
 
 # Who asks for the elements of a kernel's own result.
@@ -99,6 +101,7 @@ class _Walk:
         # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
         self.when: list[int] = []
         self.when = self._schedule()
+        self.wide = widened(program, device, self.when, self.spans, self.readers)
         self.latest = list(self.when)
         self.earliest = list(self.when)
         self.repeats = [False] * (self.end + 1)
@@ -125,6 +128,7 @@ class _Walk:
                 continue
             k = self.maker[x.id].index
             fused = self.fusible[k] and not self.alias[k] and self.program.nodes[k].primitive is not None
+            fused = fused or is_widened(self.program.nodes[k], self.device)
             if op.name in RENAMES:
                 if fused and len(self.readers[x.id]) == 1:
                     self.alias[op.index] = False
@@ -214,7 +218,10 @@ class _Walk:
 
         around = Around(self.device, is_apart, is_computed, lambda v: self.found[v.id].home)
         for op in self.program.nodes:
-            if work := list(scratch(op, around)):
+            work = list(scratch(op, around))
+            if op.index in self.wide.products:  # converted in the form that is wanted
+                work = [item for item in work if item.side == "out"]
+            if work := work + self.wide.scratch.get(op.index, []):
                 self.scratch[op.index] = work
 
     def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Lifetime:
@@ -240,7 +247,8 @@ class _Walk:
         if not self.indexed[at]:
             self.indexed[at], self.often[at] = {at: _ITSELF}, {at: 1}
         first, last, kept, home = self.end + 1, start, start - 1, False
-        if not readers or not repeats:
+        wide = bool(readers) and at in self.wide.products  # its conversion is what readers compute again
+        if not readers or not (repeats or wide):
             kept = start
         reads: dict[int, tuple[int, int]] = {}
         for (t, until, fuses, by_name), (user, _) in zip(found, readers, strict=True):
@@ -256,7 +264,7 @@ class _Walk:
                     kept = max(kept, until)
                 elif by_name.kept >= by_name.made:
                     kept = max(kept, by_name.kept)
-            if until > kept and not (fuses and repeats):
+            if until > kept and not (fuses and (repeats or wide)):
                 kept = until
             home = home or user.index in self.homes
         self.repeats[at] = repeats
@@ -271,6 +279,12 @@ class _Walk:
             if t > start and (self.absorbed[user] or self.program.nodes[user].name == "sbp.barrier"):
                 start = whole = t
                 self.again[at] = max(self.again[at], start)
+        if wide:
+            until = max([until for _, until, fuses, _ in found if fuses], default=start)
+            sizes = [math.prod(x.shape) for x in self.program.nodes[until].reads]
+            if until > start and until in self.wide.products and math.prod(v.shape) in sizes:
+                until -= 1  # that operand's conversion is written over it
+            self.wide.scratch.setdefault(at, []).append(Scratch("out", 0, 2.0 * v.size_bytes, span=(start, until)))
         first = min(first, self.end)
         fluid = self.fusible[at] and not named
         return Lifetime(v, start, whole, first, last, kept, named, home=home, fluid=fluid, wanted=kept, reads=reads)
@@ -344,6 +358,8 @@ class _Walk:
         if self.fusible[at]:
             return self.earliest[at], self.latest[at], inside or not self.absorbed[at], None
         when = self.when[at]
+        if (made := self.wide.converted_at(v, user, position)) is not None:
+            return made, made, True, None
         if self.device == "cpu" and user.name in REDUCTIONS:
             return when, when, inside, None
         computes = user.name in COMPUTES and (alone or (self.on_gpu and user.name in REDUCTIONS))

@@ -19,7 +19,7 @@ class Scratch:
     """``size_bytes`` for the whole of an operand or a result (``side`` "in" or "out", ``position``), split like that.
 
     ``early``: it is done with before the op's results are written. ``place``: a result of the program in whose buffer
-    it is held as far as it fits (``Lifetime``).
+    it is held as far as it fits (``Lifetime``). ``span``: the first and last node, where that is not the op alone.
     """
 
     side: str
@@ -27,6 +27,7 @@ class Scratch:
     size_bytes: float
     early: bool = False
     place: Value | None = None
+    span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

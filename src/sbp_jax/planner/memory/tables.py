@@ -126,7 +126,7 @@ class Tables:
                 codes = [cluster.codes(s, op)[item.side == "out"][item.position] for s in cluster.strategies]
                 held = item.size_bytes * np.array([1.0 if c is None else self.model.share(v.shape, c) for c in codes])
                 self.tables[key] = Table("scratch of ", group, -1, np.where(held > room, held, 0.0), 1.0)
-            self._add(key, group, -1, at, at, op.outs[0])
+            self._add(key, group, -1, *(item.span or (at, at)), op.outs[0])
 
     def _add(self, key: _Key, a: int, b: int, start: int, end: int, v: Value, room: float = 0.0) -> None:
         """One more instance of a table, which is computed the first time. What fits into ``room``
