@@ -191,6 +191,14 @@ def _scan_over_matrices(x, w):
     return jax.lax.scan(lambda h, a: (jnp.tanh(h @ a), None), x, w)[0]
 
 
+def _sliced_for_a_loop(x, w, m):
+    """A stack is collected whole, and a later loop reads pieces: it stays whole until then."""
+    last, ys = jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), sbp.to_global(c, sbp="B")), x, None, length=16)
+    between = jnp.sort(sbp.to_global(last @ m, sbp="B"), axis=1)[:, 0]
+    pieces = sbp.to_global(ys, sbp="S(1)")
+    return jax.lax.scan(lambda c, y: (jnp.sin(c + y), None), between[:, None] + x, pieces)[0]
+
+
 _GROUPS = {"in": f32(8, 64, 256), "out": f32(8, 256, 64)}
 _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f32(256, 16)}
 
@@ -223,12 +231,13 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (_rectified_gradient, [[(f32(256, 64), f32(64, 256))] * 3, f32(16, 64, 64)]),
         (lambda x, w, v: jnp.tanh(x @ w) @ v, [bf16(128, 256), bf16(256, 192), bf16(192, 256)]),
         (_scan_over_matrices, [bf16(128, 256), bf16(6, 256, 256)]),
+        (_sliced_for_a_loop, [f32(128, 128), f32(128, 128), f32(128, 4096)]),
         (_groups_gradient, [_GROUPS, f32(512, 64), jax.ShapeDtypeStruct((8,), jnp.int32)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
-         "rectified", "bfloat16", "bfloat16 in a loop", "groups of rows"],
+         "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "groups of rows"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

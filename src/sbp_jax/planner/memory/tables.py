@@ -180,13 +180,13 @@ class Tables:
                 self._add(("same", *where), group, other, made, kept, v, room)
             if not life.named:
                 if not life.fluid:
-                    self._add(("source of slice", *where), group, other, made, whole, v, room)
+                    self._add(("source of slice", *where), group, other, made, first, v, room)
                 self._add(("source of smaller", *where), group, other, made, whole, v, room)
                 self._add(("source of larger", *where), group, other, made, first, v, room)
             if life.fluid:
                 self._add(("slice", *where), group, other, made, kept, v, room)
             elif not life.home:
-                self._add(("slice", *where), group, other, whole, last, v, aside)
+                self._add(("slice", *where), group, other, first, last, v, aside)
             if not life.home:
                 self._add(("smaller", *where), group, other, whole, last, v, aside)
                 self._add(("larger", *where), group, other, first, last, v, aside)
