@@ -195,8 +195,8 @@ def _sliced_for_a_loop(x, w, m):
     """A stack is collected whole, and a later loop reads pieces: it stays whole until then."""
     last, ys = jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), sbp.to_global(c, sbp="B")), x, None, length=16)
     between = jnp.sort(sbp.to_global(last @ m, sbp="B"), axis=1)[:, 0]
-    pieces = sbp.to_global(ys, sbp="S(1)")
-    return jax.lax.scan(lambda c, y: (jnp.sin(c + y), None), between[:, None] + x, pieces)[0]
+    start = sbp.to_global(between[:, None] + x, sbp="S(0)")
+    return jax.lax.scan(lambda c, y: (jnp.sin(c + y), None), start, ys)[0]
 
 
 _GROUPS = {"in": f32(8, 64, 256), "out": f32(8, 256, 64)}
