@@ -232,12 +232,13 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (lambda x, w, v: jnp.tanh(x @ w) @ v, [bf16(128, 256), bf16(256, 192), bf16(192, 256)]),
         (_scan_over_matrices, [bf16(128, 256), bf16(6, 256, 256)]),
         (_sliced_for_a_loop, [f32(128, 128), f32(128, 128), f32(128, 4096)]),
+        (lambda x: [y[..., : 20 * k] for k, y in enumerate(jax.lax.top_k(x, 40), 1)], [f32(16, 64, 64)]),
         (_groups_gradient, [_GROUPS, f32(512, 64), jax.ShapeDtypeStruct((8,), jnp.int32)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
-         "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "groups of rows"],
+         "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

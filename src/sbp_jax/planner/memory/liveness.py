@@ -216,7 +216,7 @@ class _Walk:
         def is_computed(x: Value, op: Op, k: int) -> bool:
             return self.repeats[maker[x.id].index] and self._is_made_for(x, op, k)
 
-        around = Around(self.device, is_apart, is_computed, lambda v: self.found[v.id].home)
+        around = Around(self.device, is_apart, is_computed, self.readers, lambda v: self.found[v.id].home)
         for op in self.program.nodes:
             work = list(scratch(op, around))
             if op.index in self.wide.products:  # converted in the form that is wanted

@@ -4,10 +4,11 @@ XLA counts it among the temporaries of a step.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...trace import Op, Value
+from .kernels import is_cut_apart
 
 LAPACK = frozenset("""
     cholesky eig eigh geqrf geqp3 hessenberg householder_product lu qr schur svd triangular_solve tridiagonal
@@ -34,12 +35,14 @@ class Scratch:
 class Around:
     """``is_apart``: whether an operand lies in memory in a layout of its own, so that another one is a copy of it.
     ``is_computed``: whether a product's kernel that puts an operand in form computes it, too.
+    ``readers``: of each value, by id.
     ``is_result``: whether a value is written to the buffer of one of the program's results.
     """
 
     device: str
     is_apart: Callable[[Value], bool]
     is_computed: Callable[[Value, Op, int], bool]
+    readers: Mapping[int, Sequence[tuple[Op, int]]]
     is_result: Callable[[Value], bool]
 
 
@@ -67,12 +70,7 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
     elif name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
         yield from _running(op, around)
     elif name == "top_k" and around.device == "cpu":
-        # Sorted whole with the positions, 4 bytes each; XLA for CPUs has a function of its own for float32 alone, and
-        # sorts bfloat16 as float32 (measured).
-        x = op.ins[0]
-        if isinstance(x, Value) and str(x.dtype) != "float32":
-            each = 4.0 if str(x.dtype) == "bfloat16" else float(x.itemsize) if around.is_apart(x) else 0.0
-            yield Scratch("in", 0, (each + 4.0) * math.prod(x.shape))
+        yield from _largest(op, around)
     elif name in LAPACK:
         yield from _linear_algebra(op, around)
 
@@ -144,6 +142,25 @@ def _ragged_product(op: Op) -> Iterator[Scratch]:
         if isinstance(x, Value):
             masked = groups * (x.size_bytes + math.prod(x.shape))
             yield Scratch("in", k, float(x.size_bytes if k and chooses else masked))
+
+
+def _largest(op: Op, around: Around) -> Iterator[Scratch]:
+    """Sorted whole with the positions, 4 bytes each.
+
+    XLA for CPUs has a function of its own for float32 alone, if all that reads the result reads the same part (XLA:
+    ``TopkRewriter``), and sorts bfloat16 as float32 (measured). What is cut from sorted float32 is cut by its readers.
+    """
+    x = op.ins[0]
+    if not isinstance(x, Value):
+        return
+    if str(x.dtype) == "float32":
+        if is_cut_apart(op, around.readers):
+            for v in op.outs:
+                size = 4.0 * math.prod(x.shape) - (0 if around.is_result(v) else v.size_bytes)
+                yield Scratch("in", 0, size)
+        return
+    each = 4.0 if str(x.dtype) == "bfloat16" else float(x.itemsize) if around.is_apart(x) else 0.0
+    yield Scratch("in", 0, (each + 4.0) * math.prod(x.shape))
 
 
 def _running(op: Op, around: Around) -> Iterator[Scratch]:
