@@ -331,8 +331,10 @@ class _Walk:
         What several readers want in one form is made once for all of them. A first operand may have to wait for other
         results (``lower/order.py``): then it is in memory as it is.
         """
+        if self.device != "cpu" or not position or not self.fusible[self.maker[v.id].index]:
+            return False
         readers = self.readers.get(v.id, ())
-        if len(readers) == 1 or not position or self.device != "cpu" or not self.fusible[self.maker[v.id].index]:
+        if len(readers) == 1:
             return False
         if v.id not in self.forms:
             self.forms[v.id] = Counter([matrix_form(u, k) for u, k in readers])
