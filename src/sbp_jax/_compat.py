@@ -29,6 +29,11 @@ _observers: list[Observer] = []
 _lock = threading.Lock()
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether XLA for CPUs multiplies matrices of bfloat16 as they are, not in float32 (measured: 0.10.2 and 0.12)."""
+    return jax.__version_info__ >= (0, 12)
+
+
 def is_tracer(x: Any) -> bool:
     """Whether a value is only being traced (jit, grad, vmap), so that there is no data."""
     return isinstance(x, jax.core.Tracer)

@@ -21,6 +21,10 @@ def f32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
+def bf16(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
 def peak(fn, *args, **options) -> float:
     """Bytes, in arrays of 1024 float32."""
     return sbp.plan(fn, *args, placement=ONE, **options).memory_per_device / 4096
@@ -170,6 +174,31 @@ def _groups_gradient(w, x, sizes):
     return jax.grad(loss)(w)
 
 
+def _rectified_gradient(p, x):
+    """Weights on the left, one row at a time: products want the rectified values in other orders forward and back."""
+
+    def loss(p):
+        h = x
+        for a, b in p:
+            h = h + jax.vmap(jax.vmap(lambda v, a=a, b=b: b @ jax.nn.relu(a @ v)))(h)
+        return jnp.mean(h**2)
+
+    return jax.grad(loss)(p)
+
+
+def _scan_over_matrices(x, w):
+    """The stack is converted as a whole, before the loop."""
+    return jax.lax.scan(lambda h, a: (jnp.tanh(h @ a), None), x, w)[0]
+
+
+def _sliced_for_a_loop(x, w, m):
+    """A stack is collected whole, and a later loop reads pieces: it stays whole until then."""
+    last, ys = jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), sbp.to_global(c, sbp="B")), x, None, length=16)
+    between = jnp.sort(sbp.to_global(last @ m, sbp="B"), axis=1)[:, 0]
+    start = sbp.to_global(between[:, None] + x, sbp="S(0)")
+    return jax.lax.scan(lambda c, y: (jnp.sin(c + y), None), start, ys)[0]
+
+
 _GROUPS = {"in": f32(8, 64, 256), "out": f32(8, 256, 64)}
 _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f32(256, 16)}
 
@@ -199,12 +228,17 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (lambda x: jax.lax.associative_scan(jnp.add, x), [f32(256, 128)]),
         (lambda x, h: jnp.einsum("btv,btd->vd", x, h), [f32(16, 64, 128), f32(16, 64, 64)]),
         (_recurrent_gradient, [_RECURRENT, f32(32, 128, 64)]),
+        (_rectified_gradient, [[(f32(256, 64), f32(64, 256))] * 3, f32(16, 64, 64)]),
+        (lambda x, w, v: jnp.tanh(x @ w) @ v, [bf16(128, 256), bf16(256, 192), bf16(192, 256)]),
+        (_scan_over_matrices, [bf16(128, 256), bf16(6, 256, 256)]),
+        (_sliced_for_a_loop, [f32(128, 128), f32(128, 128), f32(128, 4096)]),
+        (lambda x: [y[..., : 20 * k] for k, y in enumerate(jax.lax.top_k(x, 40), 1)], [f32(16, 64, 64)]),
         (_groups_gradient, [_GROUPS, f32(512, 64), jax.ShapeDtypeStruct((8,), jnp.int32)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
-         "groups of rows"],
+         "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

@@ -2,9 +2,9 @@
 
 A value in memory takes its piece's bytes from where it is made to its last reader (``liveness.py``). Where it is boxed,
 source and copy are held together at that moment: a copy smaller than its source is made at once, which frees the
-source; a larger one when it is first read. Several readers share the copy that the hub of the value stands for;
-what one of them needs beyond that is held for it alone. Arguments are held over the step, replacements of donated
-ones are written in their place; results that replace nothing are held to the end.
+source; a larger one when it is first read, as is a slice for a loop. Several readers share the copy that the hub of the
+value stands for; what one of them needs beyond that is held for it alone. Arguments are held over the step,
+replacements of donated ones are written in their place; results that replace nothing are held to the end.
 
 All of it is tables by choice, or by two choices, each with where it counts: the search weighs them at any point,
 and the plan that is chosen is measured by the same tables.

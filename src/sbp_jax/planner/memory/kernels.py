@@ -1,5 +1,6 @@
 """Which ops XLA makes one kernel of, and which kernels compute again: facts about its compilers, by name of op."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ...trace import Op, Program
@@ -76,6 +77,29 @@ def is_reshaped(op: Op) -> bool:
     (left, right), (batch, _) = op.params["dimension_numbers"]
     free = [len(x.shape) - len(c) - len(batch) for x, c in zip(op.ins, (left, right), strict=True)]
     return max(free) > 1
+
+
+def is_cut_apart(op: Op, readers: Mapping[int, Sequence[tuple[Op, int]]]) -> bool:
+    """Whether readers slice an op's results in different ways: XLA makes one slice of that and of what the op takes.
+
+    So it does of a reshaped result where only its own first dim is cut, or one element is picked (measured).
+    """
+    cuts: set[object] = set()
+    for v in op.outs:
+        pending = list(readers.get(v.id, ()))
+        while pending:
+            user, _ = pending.pop()
+            made = user.outs[0] if user.outs else v
+            if user.name == "slice":
+                of = user.ins[0].shape
+                by_rows = made.shape[1:] == of[1:] and of[:1] == v.shape[:1]
+                merges = of == v.shape or by_rows or math.prod(made.shape) == 1
+                cuts.add((made.shape, user.params["start_indices"]) if merges else ())
+            elif user.name in RENAMES or (user.name == "tile" and made.shape == user.ins[0].shape):
+                pending += readers.get(made.id, ())
+            else:
+                cuts.add(())
+    return len(cuts) > 1
 
 
 def in_reductions(program: Program, readers: Mapping[int, Sequence[tuple[Op, int]]]) -> list[bool]:

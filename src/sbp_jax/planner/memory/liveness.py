@@ -13,13 +13,13 @@ through the loop; a loop's carry is one buffer from its initial value to its fin
 value may be read by several kernels of one of its passes, so what is written there need not be what is held here.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ...rules import Factors
-from ...trace import Atom, Graph, Lit, Op, Program, Value
+from ...trace import Graph, Op, Program, Value
 from ..graph.fusion import pointwise
 from .kernels import (
     ALIASES,
@@ -33,7 +33,6 @@ from .kernels import (
     REDUCTIONS,
     RENAMES,
     REPEATED,
-    REPEATING,
     concatenates_rows,
     in_reductions,
     is_gpu,
@@ -42,8 +41,10 @@ from .kernels import (
 )
 from .lifetime import Lifetime
 from .places import Place, lodge
-from .replaced import copied_arguments
-from .scratch import LAPACK, Around, Scratch, reorders, scratch
+from .replaced import copied_arguments, hold_copies
+from .scratch import LAPACK, Around, Scratch, matrix_form, reorders, scratch
+from .widening import is_widened, widened
+from .zeros import shared_zeros
 
 # Who asks for the elements of a kernel's own result.
 _ITSELF = frozenset((-1,))
@@ -51,7 +52,7 @@ _ITSELF = frozenset((-1,))
 
 @dataclass(slots=True)
 class Liveness:
-    """By value id; by node, what it takes while it runs. ``zeros``: pairs of values of two loops, see ``_zeros``.
+    """By value id; by node, what it takes while it runs. ``zeros``: pairs of values of two loops (``zeros.py``).
 
     ``updates``: the nodes that only make the replacements of donated arguments. ``places``: the buffers of its results.
     """
@@ -67,36 +68,7 @@ def lifetimes(program: Program, factors: Sequence[Factors], free: Collection[int
     """When everything takes memory that a step takes. ``free`` values are made by each reader where it needs them."""
     walk = _Walk(program, factors, free, device)
     updates = frozenset(k for k, yes in enumerate(walk.updates) if yes)
-    return Liveness(walk.run(), walk.scratch, _zeros(program.graph, walk.maker), updates, walk.places)
-
-
-def _zeros(graph: Graph, maker: Mapping[int, Op]) -> list[tuple[Value, Value]]:
-    """What loops start from zeros, by pairs of equal ones in a loop and the next that has one.
-
-    XLA makes such zeros once and copies them for every loop but the last: from the first loop to that they are there.
-    """
-    pairs: list[tuple[Value, Value]] = []
-    latest: dict[tuple[tuple[int, ...], str], Value] = {}
-    for op in graph.ops:
-        if isinstance(op, Op):
-            continue
-        for body in op.bodies:
-            pairs += _zeros(body, maker)
-        if op.kind not in ("scan", "while"):
-            continue
-        starts = [link.outs[0] for link in op.roles.get("stack", ())]
-        starts += [link.outs[0] for link in op.roles["carry"] if _is_zero(link.ins[0], maker)]
-        mine = {(v.shape, str(v.dtype)): v for v in starts if v.shape}
-        pairs += [(latest[key], v) for key, v in mine.items() if key in latest]
-        latest |= mine
-    return pairs
-
-
-def _is_zero(x: Atom, maker: Mapping[int, Op]) -> bool:
-    """Whether a value is zeros, by the op that makes it."""
-    while isinstance(x, Value) and maker[x.id].name in REPEATING:
-        x = maker[x.id].ins[0]
-    return isinstance(x, Lit) and np.ndim(x.literal) == 0 and x.literal == 0
+    return Liveness(walk.run(), walk.scratch, shared_zeros(program.graph, walk.maker), updates, walk.places)
 
 
 class _Walk:
@@ -129,6 +101,7 @@ class _Walk:
         # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
         self.when: list[int] = []
         self.when = self._schedule()
+        self.wide = widened(program, device, self.when, self.spans, self.readers)
         self.latest = list(self.when)
         self.earliest = list(self.when)
         self.repeats = [False] * (self.end + 1)
@@ -138,6 +111,7 @@ class _Walk:
         # By op and kernel that computes it: the ops that index it there, and how often it is computed for an element.
         self.indexed: list[dict[int, frozenset[int]]] = [{} for _ in nodes]
         self.often: list[dict[int, int]] = [{} for _ in nodes]
+        self.forms: dict[int, Counter[tuple[tuple[int, ...], int] | None]] = {}  # by value: of products' operands
         self.found: dict[int, Lifetime] = {}
         self.places: list[Place] = []
 
@@ -154,6 +128,7 @@ class _Walk:
                 continue
             k = self.maker[x.id].index
             fused = self.fusible[k] and not self.alias[k] and self.program.nodes[k].primitive is not None
+            fused = fused or is_widened(self.program.nodes[k], self.device)
             if op.name in RENAMES:
                 if fused and len(self.readers[x.id]) == 1:
                     self.alias[op.index] = False
@@ -218,7 +193,9 @@ class _Walk:
                 life.kept = life.last = life.made - 1  # ``jax.jit`` hands on no argument that nothing reads
                 continue
             life.made, life.whole, life.kept, life.last, life.resident = 0, 0, last, max(life.last, life.first), True
-        self._copy_arguments()
+        if self.device == "cpu":
+            copied = copied_arguments(program, self._is_kept, lambda op: self.repeats[op.index])
+            hold_copies(copied, self.found, self.maker, lambda op: op.index in self.homes or self.updates[op.index])
         self._take_scratch()
         self.places = lodge(self.program, self.replacing, self.found, self.scratch, self.free)
         return self.found
@@ -226,53 +203,6 @@ class _Walk:
     def _is_kept(self, op: Op) -> bool:
         """Whether a kernel writes an op's results to memory."""
         return not self.alias[op.index] and any([self.found[v.id].kept >= self.found[v.id].made for v in op.outs])
-
-    def _copy_arguments(self) -> None:
-        """What takes memory of the copies of donated arguments.
-
-        A copied argument's buffer is free until its replacement is written, so the next copy goes there, from the
-        largest to the smallest: of weights of one shape, one buffer more is there in all. It is there until the buffer
-        of the last is free, which that one's gradient gets, as large as it; gradients count for themselves. Measured
-        on CPUs alone.
-        """
-        if self.device != "cpu":
-            return
-        copied = copied_arguments(self.program, self._is_kept, lambda op: self.repeats[op.index])
-        lives: list[tuple[Lifetime, Value, int]] = []
-        for v, new, at in copied:
-            life = self.found[v.id]
-            life.copied_for = at
-            lives.append((life, new, self._gradient_made(life, new)))
-        lives.sort(key=lambda x: (-x[0].value.size_bytes, x[0].first, x[0].value.id))
-        guest: dict[int, int] = {}  # by buffer: the copy that is there
-        hosted: set[int] = set()
-        for k, (life, _, _) in enumerate(lives):
-            for j, (host, new, _) in enumerate(lives):
-                if host.value.size_bytes < life.value.size_bytes:
-                    break
-                free = host.first < life.first and life.last <= self.found[new.id].made
-                if j != k and j not in guest and free:
-                    guest[j] = k
-                    hosted.add(k)
-                    break
-        for k, (life, _, _) in enumerate(lives):
-            if k not in hosted:
-                end = k
-                while end in guest:
-                    end = guest[end]
-                life.copied = max(life.first, min(life.last, lives[end][2] - 1))
-
-    def _gradient_made(self, life: Lifetime, new: Value) -> int:
-        """When the first value as large as an argument is there that its replacement is made of."""
-        pending, made = [new], life.last
-        while pending:
-            v = pending.pop()
-            op = self.maker[v.id]
-            if op.index in self.homes or self.updates[op.index]:
-                pending += op.reads
-            elif v.size_bytes >= life.value.size_bytes and not self.found[v.id].resident:
-                made = min(made, self.found[v.id].made)
-        return made
 
     def _take_scratch(self) -> None:
         maker = self.maker
@@ -283,16 +213,22 @@ class _Walk:
             made_for_it = self.fusible[op.index] and (alone or self.repeats[op.index])
             return not made_for_it and op.name not in LAPACK
 
-        around = Around(self.device, is_apart, lambda v: self.found[v.id].home)
+        def is_computed(x: Value, op: Op, k: int) -> bool:
+            return self.repeats[maker[x.id].index] and self._is_made_for(x, op, k)
+
+        around = Around(self.device, is_apart, is_computed, self.readers, lambda v: self.found[v.id].home)
         for op in self.program.nodes:
-            if work := list(scratch(op, around)):
+            work = list(scratch(op, around))
+            if op.index in self.wide.products:  # converted in the form that is wanted
+                work = [item for item in work if item.side == "out"]
+            if work := work + self.wide.scratch.get(op.index, []):
                 self.scratch[op.index] = work
 
     def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Lifetime:
         at = op.index
         start = self._made(op, k)
         alone = len(readers) == 1
-        found = [self._read(user, position, start, at, alone) for user, position in readers]
+        found = [self._read(user, position, start, v, alone) for user, position in readers]
         named = self.alias[at]
         repeats = (self.fusible[at] and (alone or self.cheap[at])) or op.name in REPEATED
         if repeats and not named and not all([fuses for _, _, fuses, _ in found]) and self._widens(op):
@@ -311,7 +247,8 @@ class _Walk:
         if not self.indexed[at]:
             self.indexed[at], self.often[at] = {at: _ITSELF}, {at: 1}
         first, last, kept, home = self.end + 1, start, start - 1, False
-        if not readers or not repeats:
+        wide = bool(readers) and at in self.wide.products  # its conversion is what readers compute again
+        if not readers or not (repeats or wide):
             kept = start
         reads: dict[int, tuple[int, int]] = {}
         for (t, until, fuses, by_name), (user, _) in zip(found, readers, strict=True):
@@ -327,7 +264,7 @@ class _Walk:
                     kept = max(kept, until)
                 elif by_name.kept >= by_name.made:
                     kept = max(kept, by_name.kept)
-            if until > kept and not (fuses and repeats):
+            if until > kept and not (fuses and (repeats or wide)):
                 kept = until
             home = home or user.index in self.homes
         self.repeats[at] = repeats
@@ -342,6 +279,12 @@ class _Walk:
             if t > start and (self.absorbed[user] or self.program.nodes[user].name == "sbp.barrier"):
                 start = whole = t
                 self.again[at] = max(self.again[at], start)
+        if wide:
+            until = max([until for _, until, fuses, _ in found if fuses], default=start)
+            sizes = [math.prod(x.shape) for x in self.program.nodes[until].reads]
+            if until > start and until in self.wide.products and math.prod(v.shape) in sizes:
+                until -= 1  # that operand's conversion is written over it
+            self.wide.scratch.setdefault(at, []).append(Scratch("out", 0, 2.0 * v.size_bytes, span=(start, until)))
         first = min(first, self.end)
         fluid = self.fusible[at] and not named
         return Lifetime(v, start, whole, first, last, kept, named, home=home, fluid=fluid, wanted=kept, reads=reads)
@@ -382,8 +325,24 @@ class _Walk:
     def _whole(self, op: Op, k: int) -> int:
         return self.spans[op.index][1] if op.name == "sbp.stack" else self._made(op, k)
 
+    def _is_made_for(self, v: Value, user: Op, position: int) -> bool:
+        """Whether a product reads a value in a form of its own, which a kernel puts it in, as XLA for CPUs does.
+
+        What several readers want in one form is made once for all of them. A first operand may have to wait for other
+        results (``lower/order.py``): then it is in memory as it is.
+        """
+        if self.device != "cpu" or not position or not self.fusible[self.maker[v.id].index]:
+            return False
+        readers = self.readers.get(v.id, ())
+        if len(readers) == 1:
+            return False
+        if v.id not in self.forms:
+            self.forms[v.id] = Counter([matrix_form(u, k) for u, k in readers])
+        form = matrix_form(user, position)
+        return form is not None and self.forms[v.id][form] == 1
+
     def _read(
-        self, user: Op, position: int, start: int, made_by: int, alone: bool
+        self, user: Op, position: int, start: int, v: Value, alone: bool
     ) -> tuple[int, int, bool, Lifetime | None]:  # fmt: skip
         """First and last time that ``user`` reads a value; whether it can compute it itself; the name it gives it."""
         at = user.index
@@ -397,14 +356,16 @@ class _Walk:
         if self.alias[at] and user.outs and position == 0:
             # Nothing is fused across a barrier.
             return self.earliest[at], self.latest[at], user.name != "sbp.barrier", self.found[user.outs[0].id]
-        inside = self.absorbed[made_by]
+        inside = self.absorbed[self.maker[v.id].index]
         if self.fusible[at]:
             return self.earliest[at], self.latest[at], inside or not self.absorbed[at], None
         when = self.when[at]
+        if (made := self.wide.converted_at(v, user, position)) is not None:
+            return made, made, True, None
         if self.device == "cpu" and user.name in REDUCTIONS:
             return when, when, inside, None
         computes = user.name in COMPUTES and (alone or (self.on_gpu and user.name in REDUCTIONS))
-        return when, when, computes, None
+        return when, when, computes or self._is_made_for(v, user, position), None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""

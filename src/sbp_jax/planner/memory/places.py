@@ -71,7 +71,9 @@ def lodge(
     ]  # fmt: skip
     for index, work in scratch.items():
         at = lives[program.nodes[index].outs[0].id].made
-        wanting += [(item.size_bytes, 2 * at, 2 * at + (not item.early), item) for item in work]
+        for item in work:
+            start, final = item.span or (at, at)
+            wanting.append((item.size_bytes, 2 * start, 2 * final + (not item.early), item))
     wanting.sort(key=lambda x: (-x[0], x[1]))
     for size, start, until, item in wanting:
         k = smallest_free(places, sizes, size, start, until)

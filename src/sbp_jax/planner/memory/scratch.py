@@ -4,10 +4,11 @@ XLA counts it among the temporaries of a step.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...trace import Op, Value
+from .kernels import is_cut_apart
 
 LAPACK = frozenset("""
     cholesky eig eigh geqrf geqp3 hessenberg householder_product lu qr schur svd triangular_solve tridiagonal
@@ -19,7 +20,7 @@ class Scratch:
     """``size_bytes`` for the whole of an operand or a result (``side`` "in" or "out", ``position``), split like that.
 
     ``early``: it is done with before the op's results are written. ``place``: a result of the program in whose buffer
-    it is held as far as it fits (``Lifetime``).
+    it is held as far as it fits (``Lifetime``). ``span``: the first and last node, where that is not the op alone.
     """
 
     side: str
@@ -27,16 +28,21 @@ class Scratch:
     size_bytes: float
     early: bool = False
     place: Value | None = None
+    span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
     """``is_apart``: whether an operand lies in memory in a layout of its own, so that another one is a copy of it.
+    ``is_computed``: whether a product's kernel that puts an operand in form computes it, too.
+    ``readers``: of each value, by id.
     ``is_result``: whether a value is written to the buffer of one of the program's results.
     """
 
     device: str
     is_apart: Callable[[Value], bool]
+    is_computed: Callable[[Value, Op, int], bool]
+    readers: Mapping[int, Sequence[tuple[Op, int]]]
     is_result: Callable[[Value], bool]
 
 
@@ -64,12 +70,7 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
     elif name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
         yield from _running(op, around)
     elif name == "top_k" and around.device == "cpu":
-        # Sorted whole with the positions, 4 bytes each; XLA for CPUs has a function of its own for float32 alone, and
-        # sorts bfloat16 as float32 (measured).
-        x = op.ins[0]
-        if isinstance(x, Value) and str(x.dtype) != "float32":
-            each = 4.0 if str(x.dtype) == "bfloat16" else float(x.itemsize) if around.is_apart(x) else 0.0
-            yield Scratch("in", 0, (each + 4.0) * math.prod(x.shape))
+        yield from _largest(op, around)
     elif name in LAPACK:
         yield from _linear_algebra(op, around)
 
@@ -105,18 +106,28 @@ def _product(op: Op, around: Around) -> Iterator[Scratch]:
     What lies otherwise is copied (``DotDecomposer``): of a weight's gradient the operand on the left. Matrices, and
     batches of matrices, are read in either order.
     """
-    (left, right), (left_batch, right_batch) = op.params["dimension_numbers"]
-    for k, (contracted, batch) in enumerate(((left, left_batch), (right, right_batch))):
-        x = op.ins[k]
-        if not isinstance(x, Value):
+    for k, x in enumerate(op.ins):
+        form = matrix_form(op, k)
+        if form is None or not isinstance(x, Value):
             continue
-        free = [d for d in range(len(x.shape)) if d not in contracted and d not in batch]
-        if max(len(free), len(contracted)) < 2:
-            continue
-        order = (*batch, *contracted, *free) if k else (*batch, *free, *contracted)
-        long = [d for d in order if x.shape[d] > 1]
-        if long != sorted(long) and around.is_apart(x):
+        long = [d for d in form[0] if x.shape[d] > 1]
+        if around.is_computed(x, op, k) or (long != sorted(long) and around.is_apart(x)):
             yield Scratch("in", k, float(x.size_bytes))
+
+
+def matrix_form(op: Op, position: int) -> tuple[tuple[int, ...], int] | None:
+    """The order of dims in which a product makes a matrix of an operand, and how many are its rows, batch included.
+
+    None for what is one, or a batch of them, already.
+    """
+    if op.name != "dot_general":
+        return None
+    contracted, batch = (side[position] for side in op.params["dimension_numbers"])
+    free = [d for d in range(len(op.ins[position].shape)) if d not in contracted and d not in batch]
+    if max(len(free), len(contracted)) < 2:
+        return None
+    rows, columns = (contracted, free) if position else (free, contracted)
+    return (*batch, *rows, *columns), len(batch) + len(rows)
 
 
 def _ragged_product(op: Op) -> Iterator[Scratch]:
@@ -131,6 +142,25 @@ def _ragged_product(op: Op) -> Iterator[Scratch]:
         if isinstance(x, Value):
             masked = groups * (x.size_bytes + math.prod(x.shape))
             yield Scratch("in", k, float(x.size_bytes if k and chooses else masked))
+
+
+def _largest(op: Op, around: Around) -> Iterator[Scratch]:
+    """Sorted whole with the positions, 4 bytes each.
+
+    XLA for CPUs has a function of its own for float32 alone, if all that reads the result reads the same part (XLA:
+    ``TopkRewriter``), and sorts bfloat16 as float32 (measured). What is cut from sorted float32 is cut by its readers.
+    """
+    x = op.ins[0]
+    if not isinstance(x, Value):
+        return
+    if str(x.dtype) == "float32":
+        if is_cut_apart(op, around.readers):
+            for v in op.outs:
+                size = 4.0 * math.prod(x.shape) - (0 if around.is_result(v) else v.size_bytes)
+                yield Scratch("in", 0, size)
+        return
+    each = 4.0 if str(x.dtype) == "bfloat16" else float(x.itemsize) if around.is_apart(x) else 0.0
+    yield Scratch("in", 0, (each + 4.0) * math.prod(x.shape))
 
 
 def _running(op: Op, around: Around) -> Iterator[Scratch]:

@@ -126,7 +126,7 @@ class Tables:
                 codes = [cluster.codes(s, op)[item.side == "out"][item.position] for s in cluster.strategies]
                 held = item.size_bytes * np.array([1.0 if c is None else self.model.share(v.shape, c) for c in codes])
                 self.tables[key] = Table("scratch of ", group, -1, np.where(held > room, held, 0.0), 1.0)
-            self._add(key, group, -1, at, at, op.outs[0])
+            self._add(key, group, -1, *(item.span or (at, at)), op.outs[0])
 
     def _add(self, key: _Key, a: int, b: int, start: int, end: int, v: Value, room: float = 0.0) -> None:
         """One more instance of a table, which is computed the first time. What fits into ``room``
@@ -167,6 +167,8 @@ class Tables:
             last = max(self._times(life, index)[1] for _, _, index in readers)
             kept = self._apart(cluster, k, v, hub, apart, last)
         aside = 0.0 if life.home else self._aside(v, min(first, whole), last)
+        into_loop = any([self.clustering.clusters[r[2]].ops[0].name in _OF_LOOPS for r in readers])
+        sliced = first if into_loop else whole
         if life.resident:
             self._add(("own", group, k), group, -1, made, kept, v)
             if life.copied >= first:
@@ -180,19 +182,19 @@ class Tables:
                 self._add(("same", *where), group, other, made, kept, v, room)
             if not life.named:
                 if not life.fluid:
-                    self._add(("source of slice", *where), group, other, made, whole, v, room)
+                    self._add(("source of slice", *where), group, other, made, sliced, v, room)
                 self._add(("source of smaller", *where), group, other, made, whole, v, room)
                 self._add(("source of larger", *where), group, other, made, first, v, room)
             if life.fluid:
                 self._add(("slice", *where), group, other, made, kept, v, room)
             elif not life.home:
-                self._add(("slice", *where), group, other, whole, last, v, aside)
+                self._add(("slice", *where), group, other, sliced, last, v, aside)
             if not life.home:
                 self._add(("smaller", *where), group, other, whole, last, v, aside)
                 self._add(("larger", *where), group, other, first, last, v, aside)
             if whole == made:  # a loop's stack is written in the order that is wanted
                 self._add(("moved", *where), group, other, whole, whole, v)
-        if not life.named and any([self.clustering.clusters[r[2]].ops[0].name in _OF_LOOPS for r in readers]):
+        if into_loop and not life.named:
             self._add(("gathered", *where), group, other, first, first, v)
         if self.model.uneven:  # gathered with its padding, and then without
             self._add(("padding", *where), group, other, first, first, v)
