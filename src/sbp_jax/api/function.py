@@ -201,7 +201,7 @@ class ParallelFunction:
         dynamic, kwargs = call.dynamic, call.kwargs
         asked = None if self._is_alone else processes.request(agreed.members(self._asked_places))
         self._is_first = asked is None or asked.is_first
-        with Progress(self._name, self._is_first) as progress:
+        with Progress(self._name, self._is_first) as progress, without_collecting():
             progress("tracing")
             with agreed.telling(asked):
                 self._check_compiler_options()
@@ -248,7 +248,6 @@ class ParallelFunction:
                 def plan_on(where: Placement) -> PlanData:
                     return plan_or_rewrite(program, request_to_search(where), self._name)
 
-                @without_collecting()
                 def search() -> PlanData:
                     found = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
                     compare_with_padding(

@@ -47,6 +47,8 @@ _PASS_GAP = 0.004
 # seven small models on eight H100s one simulated step is 0.1 % longer so, and the slowest plan takes 17 s, not 73 s;
 # with stops twice as early that step is 3 % longer.
 _STOPS = ((1.0, 0.01), (2.0, 0.02), (3.0, 0.05), (6.0, 0.2))
+# And the search for the least sum that they start from.
+START_STOPS = tuple((seconds * WORK_A_SECOND, gap) for seconds, gap in ((1.5, 0.02), (3.0, 0.05)))
 # The price after a pass that found nothing as short as a fixed strategy: so much of the one at which both cost as much;
 # not less than the second.
 _BELOW_EVEN, _LEAST_SHARE = 0.8, 0.05

@@ -13,7 +13,7 @@ from .costs.assemble import assemble
 from .costs.cost_graph import IMPOSSIBLE, costless
 from .costs.features import features
 from .decide import decide
-from .exposed import shorter, told
+from .exposed import START_STOPS, shorter, told
 from .methods import Task
 from .methods.unmoved import unmoved
 from .optimize.program import solve
@@ -48,7 +48,9 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     graph, decisions, footprint = prepared.graph, prepared.decisions, prepared.footprint
     built = time.perf_counter()
     request.progress("solving")
-    task = Task(graph, footprint, request.memory_limit_bytes, request.gap, request.budget, request.progress,
+    is_start = request.hides and request.shorter_than is None and not request.thorough
+    budget = request.budget.again(START_STOPS) if is_start else request.budget
+    task = Task(graph, footprint, request.memory_limit_bytes, request.gap, budget, request.progress,
                 find_roles=lambda: prepared.roles, find_features=lambda: features(decisions, graph),
                 thorough=request.thorough, tell_smallest=request.tell_smallest,
                 clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1),
