@@ -221,7 +221,9 @@ class _Covers:
 
     def __init__(self, program: Program, floor_seconds: float) -> None:
         self.program, self.floor_seconds = program, floor_seconds
-        self.positions = Positions(program)
+        self.positions = positions = Positions(program)
+        self.made = {v.id: positions.made(op, v.id) for op in program.nodes for v in op.outs}
+        self.loops = {i: positions.loop(i) for i in self.made}
         self.most: dict[int, float] = {}
 
     def learn(self, plan: PlanData, step: Simulation) -> None:
@@ -239,24 +241,34 @@ class _Covers:
         kernels = {n for n, cost in plan.timeline.runs if plan.timeline.costs[cost].seconds > self.floor_seconds}
         boxed = {b.value_id for b in plan.boxing_list}
         clocks = _clocks(plan)
-        made = {v.id: positions.made(op, v.id) for op in program.nodes for v in op.outs}
         needed: dict[int, int] = {}
-        found: dict[tuple[int, int], float] = {}
-        reads = program.reads()
-        for k in range(len(program.nodes) - 1, -1, -1):
-            op = program.nodes[k]
-            results = [v.id for v in op.outs]
+        each: dict[int, list[tuple[int, int, int, int]]] = {}  # by loop: value, reader, where it is made and needed
+        nodes, reads, made, loops = program.nodes, program.reads(), self.made, self.loops
+        for k in range(len(nodes) - 1, -1, -1):
+            op = nodes[k]
             # Changes of shape and small kernels make nobody wait: their readers do.
-            puts_off = k not in kernels and bool(results) and all(i in needed and i not in boxed for i in results)
-            later = min(needed[i] for i in results) if puts_off else k
+            later = k
+            if k not in kernels and op.outs:
+                results = [v.id for v in op.outs]
+                if all([i in needed and i not in boxed for i in results]):
+                    later = min([needed[i] for i in results])
             for i in reads[k]:
                 at = positions.needed(op, i)
                 at = max(at, later) if at == k else at
-                needed[i] = min(needed.get(i, at), at)
-                if i in made:
-                    nodes, total = clocks.get(positions.loop(i), ([], np.zeros(1)))
-                    seconds = float(total[bisect_left(nodes, at)] - total[bisect_left(nodes, made[i] + 1)])
-                    found[i, k] = min(max(0.0, seconds), self.most.get(i, np.inf))
+                known = needed.get(i)
+                if known is None or at < known:
+                    needed[i] = at
+                start = made.get(i)
+                if start is not None:
+                    each.setdefault(loops[i], []).append((i, k, start + 1, at))
+        found: dict[tuple[int, int], float] = {}
+        for loop, rows in each.items():
+            values, readers, starts, ends = zip(*rows, strict=True)
+            nodes_there, total = clocks.get(loop, ([], np.zeros(1)))
+            begin, end = (total[np.searchsorted(nodes_there, x)] for x in (starts, ends))
+            found.update(zip(zip(values, readers, strict=True), np.maximum(0.0, end - begin).tolist(), strict=True))
+        for (i, k), seconds in found.items() if self.most else ():
+            found[i, k] = min(seconds, self.most.get(i, np.inf))
         return found
 
 
