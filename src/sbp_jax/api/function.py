@@ -197,11 +197,12 @@ class ParallelFunction:
                     self._looks.append(look)
         return entry
 
+    @without_collecting()
     def _make(self, call: Call) -> LoweredStep:
         dynamic, kwargs = call.dynamic, call.kwargs
         asked = None if self._is_alone else processes.request(agreed.members(self._asked_places))
         self._is_first = asked is None or asked.is_first
-        with Progress(self._name, self._is_first) as progress, without_collecting():
+        with Progress(self._name, self._is_first) as progress:
             progress("tracing")
             with agreed.telling(asked):
                 self._check_compiler_options()

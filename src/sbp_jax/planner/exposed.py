@@ -41,20 +41,23 @@ WORTH = 1e-3
 # steps: to prove them further than this takes as long as to search all plans.
 _EXPERTS = ("data_parallel", "zero2", "zero3", "megatron")
 _EXPERT_GAP = 0.02
+_EXPERT_STOPS = ((0.25, 0.05), (1.0, 0.2))
 # A pass need not be proven further than this.
 _PASS_GAP = 0.004
 # These searches stop at gaps of so much after so many seconds of work: what they minimise is a model of what counts. Of
 # seven small models on eight H100s one simulated step is 0.1 % longer so, and the slowest plan takes 17 s, not 73 s;
 # with stops twice as early that step is 3 % longer.
 _STOPS = ((1.0, 0.01), (2.0, 0.02), (3.0, 0.05), (6.0, 0.2))
-# And the search for the least sum that they start from.
-START_STOPS = tuple((seconds * WORK_A_SECOND, gap) for seconds, gap in ((1.5, 0.02), (3.0, 0.05)))
+# So does the search for the least sum, which they start from, once it brings a plan within a memory limit.
+START_STOPS = (1.0 * WORK_A_SECOND, 0.02), (2.5 * WORK_A_SECOND, 0.05)
 # The price after a pass that found nothing as short as a fixed strategy: so much of the one at which both cost as much;
 # not less than the second.
 _BELOW_EVEN, _LEAST_SHARE = 0.8, 0.05
 # After so many seconds of work in passes, one whose step is longer than the shortest by this part is the last; so is a
-# later one that is longer than the one before. Measured: docs/decisions/0014.
+# later one that is longer than the one before; the first one is by this part whatever it took. Measured:
+# docs/decisions/0014.
 _LONG_SECONDS, _FAR = 3.0, 0.15
+_FAR_AT_FIRST = 0.13
 # A step that is within this of its compute at the very least gains nothing more from hiding.
 _NEAR = 0.01
 
@@ -103,7 +106,7 @@ def shorter(
     seen: list[_Seen] = []
     passes: list[_Pass] = []
     pass_gap = 0.0 if task.thorough else _PASS_GAP
-    stops = () if task.thorough else tuple((seconds * WORK_A_SECOND, gap) for seconds, gap in _STOPS)
+    stops = () if task.thorough else _as_work(_STOPS)
 
     def look(found: Found) -> _Seen:
         plan = build(found.solution.choice)
@@ -111,7 +114,7 @@ def shorter(
         return seen[-1]
 
     first = simulate(base, request.cluster)
-    for found in _experts(task, request, stops):
+    for found in _experts(task, request):
         look(found)
     expert = _shortest(seen, first.step_seconds)
     plan, step = (base, first) if expert is None else (expert.plan, expert.step)
@@ -136,7 +139,9 @@ def shorter(
         new = look(decided.found)
         is_worse = len(passes) > 1 and new.step.step_seconds > max(step.step_seconds, shortest)
         is_long = task.budget.spent - began > _LONG_SECONDS * WORK_A_SECOND
-        if is_long and not task.thorough and (is_worse or new.step.step_seconds > (1 + _FAR) * shortest):
+        times = new.step.step_seconds / shortest
+        is_last = times > 1 + _FAR_AT_FIRST if len(passes) == 1 else is_long and (is_worse or times > 1 + _FAR)
+        if is_last and not task.thorough:
             break
         same = abs(new.step.step_seconds - step.step_seconds) <= WORTH * step.step_seconds
         plan, step = new.plan, new.step
@@ -197,14 +202,18 @@ def told(found: Shorter) -> str:
     )
 
 
-def _experts(task: Task, request: Request, stops: Stops) -> list[Found]:
+def _as_work(stops: Stops) -> Stops:
+    return tuple((seconds * WORK_A_SECOND, gap) for seconds, gap in stops)
+
+
+def _experts(task: Task, request: Request) -> list[Found]:
     """Plans of the fixed strategies, where the arguments' roles are known and the user asks for nothing else.
 
     With a finite ``below`` a search that finds no plan that fits ends there, and does not look for the smallest limit.
     """
     if request.zero_stage is not None or not task.roles.known:
         return []
-    plans = []
+    plans, stops = [], () if task.thorough else _as_work(_EXPERT_STOPS)
     for name in _EXPERTS:
         try:
             gap = max(task.gap, 0.0 if task.thorough else _EXPERT_GAP)

@@ -49,13 +49,12 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     built = time.perf_counter()
     request.progress("solving")
     is_start = request.hides and request.shorter_than is None and not request.thorough
-    budget = request.budget.again(START_STOPS) if is_start else request.budget
-    task = Task(graph, footprint, request.memory_limit_bytes, request.gap, budget, request.progress,
+    task = Task(graph, footprint, request.memory_limit_bytes, request.gap, request.budget, request.progress,
                 find_roles=lambda: prepared.roles, find_features=lambda: features(decisions, graph),
                 thorough=request.thorough, tell_smallest=request.tell_smallest,
                 clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1),
-                n_axes=len(request.placement.shape), placement=request.placement,
-                cluster=request.cluster)  # fmt: skip
+                start_stops=START_STOPS if is_start else (), n_axes=len(request.placement.shape),
+                placement=request.placement, cluster=request.cluster)  # fmt: skip
     hidden, before = None, request.budget.spent
     if request.shorter_than is None:
         decided = decide(task, request)

@@ -6,6 +6,7 @@ boundary ops are, and so is everything in its bodies. Values know the scope they
 step runs through it.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,10 +37,7 @@ class Value:
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole value."""
-        n = self.itemsize
-        for d in self.shape:
-            n *= d
-        return n
+        return math.prod(self.shape, start=int(self.dtype.itemsize))
 
     def __str__(self) -> str:
         return f"{self.name or f'%{self.id}'}:{self.dtype}[{','.join(map(str, self.shape))}]"

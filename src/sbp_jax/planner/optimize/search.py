@@ -1,6 +1,6 @@
 """The search for the cheapest plan that fits: solve; where memory is short, fit (``fit.py``)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .fit import Fitting
 from .goal import Goal
@@ -39,6 +39,8 @@ def search(goal: Goal) -> Found | None:
     limit, free = goal.limit_bytes, solution.objective
     if limit is None or goal.footprint.over_time(solution.choice).max(initial=0.0) <= limit:
         return Found(solution, free, solution.bound, free)
+    if goal.start_stops:
+        goal = replace(goal, budget=goal.budget.share(1.0, goal.start_stops))
     fitting = Fitting(goal, limit, solution)
     solution = fitting.run()
     if solution is None:
