@@ -49,7 +49,7 @@ _PASS_GAP = 0.004
 # with stops twice as early that step is 3 % longer.
 _STOPS = ((1.0, 0.01), (2.0, 0.02), (3.0, 0.05), (6.0, 0.2))
 # So does the search for the least sum, which they start from, once it brings a plan within a memory limit.
-START_STOPS = (1.0 * WORK_A_SECOND, 0.02), (2.5 * WORK_A_SECOND, 0.05)
+START_STOPS = (1.5 * WORK_A_SECOND, 0.02), (3.0 * WORK_A_SECOND, 0.05)
 # The price after a pass that found nothing as short as a fixed strategy: so much of the one at which both cost as much;
 # not less than the second.
 _BELOW_EVEN, _LEAST_SHARE = 0.8, 0.05

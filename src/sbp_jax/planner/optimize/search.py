@@ -40,7 +40,7 @@ def search(goal: Goal) -> Found | None:
     if limit is None or goal.footprint.over_time(solution.choice).max(initial=0.0) <= limit:
         return Found(solution, free, solution.bound, free)
     if goal.start_stops:
-        goal = replace(goal, budget=goal.budget.share(1.0, goal.start_stops))
+        goal = replace(goal, budget=goal.budget.stopping(goal.start_stops))
     fitting = Fitting(goal, limit, solution)
     solution = fitting.run()
     if solution is None:
