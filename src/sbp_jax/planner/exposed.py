@@ -10,6 +10,7 @@ the one with the shortest simulated step is taken. All passes are counted, none 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,8 +18,10 @@ from ..plan import PlanData
 from ..simulate import Simulation, simulate
 from ..trace import Program
 from .amounts import seconds_text
+from .apart import Grouping, apart
 from .budget import WORK_A_SECOND, Stops
 from .catalogue import lookup
+from .costs.assemble import Decisions
 from .costs.cost_graph import IMPOSSIBLE, CostGraph
 from .costs.slack import Slack
 from .decide import Decided, decide
@@ -28,6 +31,9 @@ from .optimize.presolve import without_presolve
 from .optimize.search import Found
 from .output.timeline import Positions
 from .request import Request
+
+Price = Callable[[Slack, Sequence[int] | None], tuple[CostGraph, Decisions]]
+Build = Callable[[Sequence[int], Grouping], PlanData]
 
 # Searches at other prices. Measured (docs/decisions/0014): a third pass still finds something, a fourth rarely does.
 PASSES = 3
@@ -67,6 +73,7 @@ class _Seen:
     """A plan that was simulated: the choice it is made of, what it is, the simulated step."""
 
     found: Found
+    grouping: Grouping
     plan: PlanData
     step: Simulation
 
@@ -78,6 +85,7 @@ class _Pass:
     share: float
     problem: CostGraph
     found: Found
+    grouping: Grouping
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,7 @@ class Shorter:
     decided: Decided
     plan: PlanData
     problem: CostGraph
+    grouping: Grouping
     share: float
     seconds: float
     sum_seconds: float
@@ -94,12 +103,12 @@ class Shorter:
 
 
 def shorter(
-    program: Program, task: Task, request: Request, base: PlanData, price: Callable[[Slack], CostGraph],
-    build: Callable[[Sequence[int]], PlanData],
+    program: Program, task: Task, request: Request, base: PlanData, grouping: Grouping, price: Price, build: Build
 ) -> Shorter | None:  # fmt: skip
     """The plan with the shortest simulated step that these passes find; None where ``base`` has it.
 
-    ``task`` asks for the plain sum. ``price`` gives the problem at other prices, ``build`` the plan of a choice.
+    ``task`` asks for the plain sum; ``grouping`` is what its problem decides. ``price`` gives the problem at other
+    prices, of classes of clusters (None: the task's own), ``build`` the plan of a choice.
     """
     firm = replace(request, limit_is_firm=True)
     covers = _Covers(program, request.cluster.op_seconds_floor)
@@ -108,25 +117,27 @@ def shorter(
     pass_gap = 0.0 if task.thorough else _PASS_GAP
     stops = () if task.thorough else _as_work(_STOPS)
 
-    def look(found: Found) -> _Seen:
-        plan = build(found.solution.choice)
-        seen.append(_Seen(found, plan, simulate(plan, request.cluster)))
+    def look(found: Found, grouping: Grouping) -> _Seen:
+        plan = build(found.solution.choice, grouping)
+        seen.append(_Seen(found, grouping, plan, simulate(plan, request.cluster, events=False)))
         return seen[-1]
 
-    first = simulate(base, request.cluster)
+    first = simulate(base, request.cluster, events=False)
     for found in _experts(task, request):
-        look(found)
+        look(found, grouping)
     expert = _shortest(seen, first.step_seconds)
     plan, step = (base, first) if expert is None else (expert.plan, expert.step)
     share, compute = FIRST_SHARE, sum(float(c.min()) for c in task.problem.nodes)
     began = task.budget.spent
-    while len(passes) < PASSES:
+    n_passes = 0
+    while n_passes < PASSES:
         best = _shortest(seen, first.step_seconds)
         shortest = first.step_seconds if best is None else best.step.step_seconds
         if shortest - compute <= _NEAR * shortest:
             break
         covers.learn(plan, step)
-        problem = price(Slack(covers.of(plan), share))
+        slack = Slack(covers.of(plan), share)
+        problem = price(slack, None)[0]
         request.progress("pricing what boxing sticks out")
         try:
             again = replace(task, problem=problem, gap=max(task.gap, pass_gap), budget=task.budget.again(stops))
@@ -135,12 +146,16 @@ def shorter(
             break
         if decided is None:
             break
-        passes.append(_Pass(share, problem, decided.found))
-        new = look(decided.found)
-        is_worse = len(passes) > 1 and new.step.step_seconds > max(step.step_seconds, shortest)
+        passes.append(_Pass(share, problem, decided.found, grouping))
+        cut = None if request.zero_stage is not None else apart(again, decided.found, grouping, partial(price, slack))
+        if cut is not None:
+            passes.append(_Pass(share, cut.problem, cut.found, cut.grouping))
+        new = look(passes[-1].found, passes[-1].grouping)
+        n_passes += 1
+        is_worse = n_passes > 1 and new.step.step_seconds > max(step.step_seconds, shortest)
         is_long = task.budget.spent - began > _LONG_SECONDS * WORK_A_SECOND
         times = new.step.step_seconds / shortest
-        is_last = times > 1 + _FAR_AT_FIRST if len(passes) == 1 else is_long and (is_worse or times > 1 + _FAR)
+        is_last = times > 1 + _FAR_AT_FIRST if n_passes == 1 else is_long and (is_worse or times > 1 + _FAR)
         if is_last and not task.thorough:
             break
         same = abs(new.step.step_seconds - step.step_seconds) <= WORTH * step.step_seconds
@@ -155,12 +170,13 @@ def shorter(
     if best is None:
         return None
     covers.learn(best.plan, best.step)
-    own = price(Slack(covers.of(best.plan), 0.0))
+    own, _ = price(Slack(covers.of(best.plan), 0.0), best.grouping.decisions.class_of)
     # What sticks out of this plan's own compute: nothing is less than every node and pair at its own least.
     floor = Found(best.found.solution, own.evaluate(best.found.solution.choice), without_presolve(own).floor())
-    proven = _proven(best.found, [*passes, _Pass(0.0, own, floor)])
+    alike = [p for p in passes if p.grouping is best.grouping]
+    proven = _proven(best.found, [*alike, _Pass(0.0, own, floor, best.grouping)])
     return Shorter(
-        Decided(proven.found, request.solver), best.plan, proven.problem, proven.share,
+        Decided(proven.found, request.solver), best.plan, proven.problem, best.grouping, proven.share,
         best.step.step_seconds, first.step_seconds,
     )  # fmt: skip
 
@@ -179,7 +195,7 @@ def _proven(chosen: Found, passes: Sequence[_Pass]) -> _Pass:
     free = proof.free_seconds if proof.memory_is_short else at[k]
     found = replace(chosen, seconds=at[k], bound=min(proof.bound, at[k]), free_seconds=free,
                     memory_is_short=proof.memory_is_short, seconds_per_byte=proof.seconds_per_byte)  # fmt: skip
-    return _Pass(share, problem, found)
+    return _Pass(share, problem, found, passes[k].grouping)
 
 
 def _gap(seconds: float, bound: float) -> float:

@@ -65,4 +65,4 @@ class Request:
             self.solver != "ilp" or self.prefer_less_memory or self.computation_ratio is not None
             or self.wait_seconds or self.forced or not self.share_layers
         )  # fmt: skip
-        return self.overlap and not asked_otherwise and self.cluster.overlaps and self.placement.size > 1
+        return self.overlap and not asked_otherwise and bool(self.cluster.overlaps) and self.placement.size > 1

@@ -11,7 +11,8 @@ from .program import Solution, solve
 class Found:
     """The solution (its choice is the plan), its seconds a step without prices, and the bound proven for them.
 
-    ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it. ``memory_is_short``:
+    ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it; ``free_choice``: that
+    plan, where memory is short. ``memory_is_short``:
     whether that plan holds more than the limit. ``seconds_per_byte``: what a byte more would save, by the prices that
     prove the bound. ``frontier``: of a method that finds several plans, their (seconds, peak bytes).
     ``notes``: what is to be told with the plan.
@@ -25,6 +26,7 @@ class Found:
     seconds_per_byte: float = 0.0
     frontier: tuple[tuple[float, float], ...] = ()
     notes: tuple[str, ...] = ()
+    free_choice: tuple[int, ...] | None = None
 
 
 def search(goal: Goal) -> Found | None:
@@ -41,6 +43,7 @@ def search(goal: Goal) -> Found | None:
         return Found(solution, free, solution.bound, free)
     if goal.start_stops:
         goal = replace(goal, budget=goal.budget.stopping(goal.start_stops))
+    without_limit = solution.choice
     fitting = Fitting(goal, limit, solution)
     solution = fitting.run()
     if solution is None:
@@ -56,5 +59,6 @@ def search(goal: Goal) -> Found | None:
             )
     price = sum(fitting.prices.values())
     return Found(
-        solution, solution.objective, solution.bound, free, memory_is_short=True, seconds_per_byte=price, notes=notes
-    )
+        solution, solution.objective, solution.bound, free, memory_is_short=True, seconds_per_byte=price, notes=notes,
+        free_choice=without_limit,
+    )  # fmt: skip
