@@ -15,7 +15,7 @@ import numpy as np
 
 from .costs.assemble import Decisions
 from .costs.cost_graph import CostGraph, penalised
-from .graph.stack import cut, layer_positions
+from .graph.stack import cut, layer_numbers
 from .memory.footprint import Footprint
 from .methods import Task
 from .optimize.program import solve
@@ -59,21 +59,18 @@ def apart(
         return None
     decisions, footprint = grouping.decisions, grouping.footprint
     clusters, classes = decisions.clustering.clusters, decisions.class_of
-    differ = {k for k, n in enumerate(decisions.count) if n > 1 and free[k] != best[k]}
+    differ = {k for k in range(decisions.n_classes) if free[k] != best[k]}
     if not differ:
         return None
     task.progress("planning layers apart")
-    layers = max(decisions.count[k] for k in differ)
-    position = layer_positions(clusters, classes)
+    layer = layer_numbers(clusters, classes)
+    layers = int(layer.max()) + 1
     where = {v.id: decisions.clustering.cluster_of.get(op.index, -1) for op in decisions.program.nodes for v in op.outs}
     at = np.array([where[i] for i in footprint.value_ids], np.int64)
-    held_at = np.where(at >= 0, position[at], np.nan)
-
-    def first(k: int, places: np.ndarray) -> np.ndarray:
-        return places < (k - 0.5) / (layers - 1)
+    held_by = np.where(at >= 0, layer[at], layers)
 
     def peak(k: int) -> float:
-        return float(footprint.of_two(free, best, first(k, held_at)).max(initial=0.0))
+        return float(footprint.of_two(free, best, held_by < k).max(initial=0.0))
 
     k, beyond = 0, layers
     while beyond - k > 1:
@@ -82,7 +79,7 @@ def apart(
     for _ in range(_TRIES):
         if k < 1:
             return None
-        numbers, origin = cut(clusters, classes, differ, first(k, position))
+        numbers, origin = cut(clusters, classes, differ, layer < k)
         problem, new = price(numbers)
         task.budget.spend(problem.pairs)
         bytes_of = Footprint(new, problem, footprint.liveness)
@@ -93,11 +90,10 @@ def apart(
         k -= max(1, math.ceil(over / max((peak(layers) - peak(0)) / layers, 1.0)))
     else:
         return None
+    bound, rate, choice = _bound(task, found, grouping, problem, bytes_of, choice, limit)
     seconds = problem.evaluate(choice)
     if seconds > (1 - _WORTH) * found.seconds:
         return None
-    bound, rate, choice = _bound(task, found, grouping, problem, bytes_of, choice, limit)
-    seconds = problem.evaluate(choice)
     note = (
         f"memory is short: {k} of {layers} layers are planned apart from the others, which takes "
         f"{1 - seconds / found.seconds:.2%} less than the same for all"

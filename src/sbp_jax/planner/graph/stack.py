@@ -7,42 +7,69 @@ import numpy as np
 from .clusters import OpCluster
 
 
-def layer_positions(clusters: Sequence[OpCluster], classes: Sequence[int]) -> np.ndarray:
-    """By cluster 0.0 (at one end of the stack) to 1.0 (at the other); nan for what is alone in its class.
+def layer_numbers(clusters: Sequence[OpCluster], classes: Sequence[int]) -> np.ndarray:
+    """By cluster the number of its layer, from 0 at one end of the stack; clusters that are linked with no layer: 0.
 
-    Within a class it is the place in the program's order. The backward pass has that the other way round: a class is
-    turned round where what links it with others is nearer then. The links that say most of it are heard first (a
-    maximum spanning tree: Kruskal, Proc. AMS 7, 1956).
+    Within a class it follows from the place in the program's order, which the backward pass has the other way round.
+    How two classes stand to each other most of the links between them say: so many layers on, or so many in sum. Those
+    that most links speak for are heard first (a maximum spanning tree: Kruskal, Proc. AMS 7, 1956).
     """
     of = np.array(classes, np.int64)
     count = np.bincount(of)
     order = np.argsort(of, kind="stable")
     rank = np.empty(len(of), np.int64)
     rank[order] = np.arange(len(of)) - (np.cumsum(count) - count)[of[order]]
-    place = np.where(count[of] > 1, rank / np.maximum(count[of] - 1, 1), np.nan)
     made = {v.id: c.index for c in clusters for v in c.outs}
     links = np.array([(made[v.id], c.index) for c in clusters for v in c.ins], np.int64).reshape(-1, 2)
-    links = links[(count[of[links]] > 1).all(axis=1) & (of[links[:, 0]] != of[links[:, 1]])]
-    source, reader = place[links].T
-    # How much nearer the ends of a link are as they are than with one of them turned round.
-    nearer = np.abs(source + reader - 1.0) - np.abs(source - reader)
-    ends = np.sort(of[links], axis=1)
-    key, group = np.unique(ends[:, 0] * len(count) + ends[:, 1], return_inverse=True)
-    weight = np.bincount(group.ravel(), nearer, len(key))
-    above, turned = list(range(len(count))), [False] * len(count)
+    links = links[of[links[:, 0]] != of[links[:, 1]]]
+    pair, group = np.unique(of[links], axis=0, return_inverse=True)
+    source, reader = rank[links].T
+    sums, n_sums = _most_common(group.ravel(), source + reader, len(pair))
+    steps, n_steps = _most_common(group.ravel(), reader - source, len(pair))
+    strength = np.maximum(sums, steps)
+    tree: dict[int, list[tuple[int, int, int]]] = {k: [] for k in range(len(count))}
+    above = list(range(len(count)))
 
-    def top(k: int) -> tuple[int, bool]:
-        is_turned = False
+    def top(k: int) -> int:
         while above[k] != k:
-            k, is_turned = above[k], is_turned ^ turned[k]
-        return k, is_turned
+            above[k] = k = above[above[k]]
+        return k
 
-    for k in np.lexsort((key, -np.abs(weight))).tolist():
-        (a, a_turned), (b, b_turned) = top(int(key[k]) // len(count)), top(int(key[k]) % len(count))
-        if a != b:
-            above[b], turned[b] = a, a_turned ^ b_turned ^ bool(weight[k] < 0)
-    is_turned = np.array([top(k)[1] for k in range(len(count))], bool)
-    return np.where(is_turned[of], 1.0 - place, place)
+    for k in np.lexsort((np.arange(len(pair)), -strength)).tolist():
+        a, b = pair[k].tolist()
+        if top(a) != top(b):
+            above[top(b)] = top(a)
+            sign, by = (1, int(n_steps[k])) if steps[k] >= sums[k] else (-1, int(n_sums[k]))
+            # The reader's rank from the source's, and back.
+            tree[a].append((b, sign, by))
+            tree[b].append((a, sign, -by if sign > 0 else by))
+    slope, start = np.zeros(len(count), np.int64), np.zeros(len(count), np.int64)
+    found = np.zeros(len(of), np.int64)
+    for root in sorted(range(len(count)), key=lambda k: (-count[k], k)):
+        if slope[root]:
+            continue
+        slope[root], queue = 1, [root]
+        for k in queue:
+            for other, sign, by in tree[k]:
+                if not slope[other]:
+                    # rank[other] = sign * rank[k] + by, and layer = slope * rank + start.
+                    slope[other] = slope[k] * sign
+                    start[other] = start[k] - slope[other] * by
+                    queue.append(other)
+        own = np.isin(of, queue)
+        layer = slope[of[own]] * rank[own] + start[of[own]]
+        found[own] = np.clip(layer - layer[of[own] == root].min(), 0, count[root] - 1)
+    return found
+
+
+def _most_common(group: np.ndarray, number: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """By group how often its most common number is there, and that number, the smallest of several."""
+    pairs, times = np.unique(np.stack([group, number], axis=1), axis=0, return_counts=True)
+    best = np.lexsort((pairs[:, 1], -times, pairs[:, 0]))
+    first = best[np.r_[True, pairs[best][1:, 0] != pairs[best][:-1, 0]]] if len(best) else best
+    often, which = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    often[pairs[first, 0]], which[pairs[first, 0]] = times[first], pairs[first, 1]
+    return often, which
 
 
 def cut(
