@@ -10,9 +10,10 @@ import pytest
 
 import sbp_jax as sbp
 from sbp_jax.calls import capture
-from sbp_jax.planner.apart import Apart, Grouping, apart
+from sbp_jax.planner.apart import Apart, Grouping, apart, translated
 from sbp_jax.planner.costs.cost_graph import penalised
 from sbp_jax.planner.graph.stack import cut, layer_numbers
+from sbp_jax.planner.memory.footprint import Footprint
 from sbp_jax.planner.methods import Task
 from sbp_jax.planner.optimize.program import solve
 from sbp_jax.planner.optimize.search import Found
@@ -134,19 +135,26 @@ def test_layers_apart_are_planned_only_where_memory_is_short_and_a_gap_is_open()
     assert cut_plan(replace(task, limit_bytes=1.0), found) is None  # nothing fits
 
 
-def test_the_same_classes_cost_the_same() -> None:
-    """A stack that is cut, both parts deciding alike, has the cost and the bytes of the whole one."""
+def test_a_cut_stack_costs_what_its_plan_adds_up_to() -> None:
+    """A link from a class of all layers to one of some of them would be paid for all of them."""
     ready = prepared()
     clustering, classes = ready.clustered
     number = layer_numbers(clustering.clusters, classes)
-    differ = {k for k in set(classes) if classes.count(k) > 1}
-    new, origin = cut(clustering.clusters, classes, differ, number < 5)
-    problem, decisions = ready.priced(None, new)
-    rng = np.random.default_rng(0)
-    whole = [int(rng.integers(len(c))) for c in ready.graph.nodes]
-    halves = [whole[k] for k, _ in origin]
-    for cluster in clustering.clusters:
-        old, now = classes[cluster.index], new[cluster.index]
-        assert ready.decisions.representative[old].strategies == decisions.representative[now].strategies
-    nodes = sum(float(problem.nodes[k][c]) for k, c in enumerate(halves))
-    assert nodes == pytest.approx(sum(float(ready.graph.nodes[k][c]) for k, c in enumerate(whole[: max(classes) + 1])))
+    _, found = alike(0.7)
+    usual, tried = found.solution.choice, 0
+    for k, name in enumerate([c.ops[0].name for c in ready.decisions.representative]):
+        if name not in ("tanh", "mul", "transpose") or ready.decisions.count[k] < LAYERS - 2:
+            continue
+        new, origin = cut(clustering.clusters, classes, {k}, number < LAYERS // 2)
+        problem, decisions = ready.priced(None, new)
+        footprint = Footprint(decisions, problem, ready.footprint.liveness)
+        other = list(usual)
+        other[k] = (usual[k] + 1) % len(ready.graph.nodes[k])
+        choice = translated(problem, decisions, ready.decisions, origin, other, usual)
+        p = build_plan(decisions, choice, footprint, ready.request, "step")
+        assert problem.evaluate(choice) == pytest.approx(p.compute_seconds + p.boxing_seconds, rel=1e-3), name
+        same = translated(problem, decisions, ready.decisions, origin, usual, usual)
+        assert problem.evaluate(same) == pytest.approx(ready.graph.evaluate(usual), rel=1e-9)
+        assert problem.evaluate(choice) > problem.evaluate(same)
+        tried += 1
+    assert tried >= 3

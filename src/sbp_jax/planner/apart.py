@@ -3,8 +3,8 @@
 A plan of layers that all decide alike uses memory up in steps of all layers: what is left between two such plans is
 used by none of them (GPT-3 within 72 GiB a device: 20 % of it, and half a per cent of the step). So the stack is cut
 once: what its first layers decide is taken from the plan without a limit, what the others decide from the best plan
-that fits, with as many first ones as fit. Both parts are classes of their own then, and the bound is proven for that
-problem, which has the plans that decide alike, too.
+that fits, with as many first ones as fit. Both parts are classes of their own then. The bound is the smaller one of
+that problem's and of the one where all decide alike.
 """
 
 import math
@@ -83,7 +83,7 @@ def apart(
         problem, new = price(numbers)
         task.budget.spend(problem.pairs)
         bytes_of = Footprint(new, problem, footprint.liveness)
-        choice = _translated(problem, new, decisions, origin, free, best)
+        choice = translated(problem, new, decisions, origin, free, best)
         over = float(bytes_of.over_time(choice).max(initial=0.0)) - limit
         if over <= 0:
             break
@@ -98,13 +98,14 @@ def apart(
         f"memory is short: {k} of {layers} layers are planned apart from the others, which takes "
         f"{1 - seconds / found.seconds:.2%} less than the same for all"
     )
-    solution = replace(found.solution, choice=tuple(choice), objective=seconds, bound=min(bound, seconds))
-    result = replace(found, solution=solution, seconds=seconds, bound=min(bound, seconds), seconds_per_byte=rate,
+    bound = min(bound, found.bound, seconds)  # of plans that decide alike, and of those of two parts
+    solution = replace(found.solution, choice=tuple(choice), objective=seconds, bound=bound)
+    result = replace(found, solution=solution, seconds=seconds, bound=bound, seconds_per_byte=rate,
                      free_choice=None, notes=(*found.notes, note))  # fmt: skip
     return Apart(problem, Grouping(new, bytes_of), result)
 
 
-def _translated(
+def translated(
     problem: CostGraph, new: Decisions, old: Decisions, origin: Sequence[tuple[int, bool]], free: Sequence[int],
     best: Sequence[int],
 ) -> list[int]:  # fmt: skip
