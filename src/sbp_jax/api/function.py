@@ -197,6 +197,7 @@ class ParallelFunction:
                     self._looks.append(look)
         return entry
 
+    @without_collecting()
     def _make(self, call: Call) -> LoweredStep:
         dynamic, kwargs = call.dynamic, call.kwargs
         asked = None if self._is_alone else processes.request(agreed.members(self._asked_places))
@@ -248,7 +249,6 @@ class ParallelFunction:
                 def plan_on(where: Placement) -> PlanData:
                     return plan_or_rewrite(program, request_to_search(where), self._name)
 
-                @without_collecting()
                 def search() -> PlanData:
                     found = plan_on(places[0]) if len(places) == 1 else best_of(places, plan_on)
                     compare_with_padding(

@@ -7,7 +7,7 @@ else a machine does. The clock is read where the user set a limit for it, and no
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # ``(work, gap)``: from so much work on a gap of so much is small enough.
 Stops = tuple[tuple[float, float], ...]
@@ -52,6 +52,10 @@ class Budget:
     def share(self, part: float) -> "Budget":
         """For a search of its own, which stops as this one does: ``part`` of the work and clock left."""
         return Budget(part * self.work_left, part * self.seconds_left, self.clock, stops=self.stops, parent=self)
+
+    def stopping(self, stops: Stops) -> "Budget":
+        """For what is left of a search: this budget, what is spent of it included, with these stops too."""
+        return replace(self, seconds=self.seconds_left, stops=(*self.stops, *stops), parent=self)
 
     def at_least(self, part: float, of_left: float = 1.0) -> "Budget":
         """For a search of its own: ``of_left`` of what is left, or ``part`` of all the work there was if that is more;

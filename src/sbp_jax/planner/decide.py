@@ -70,7 +70,8 @@ def decide(task: Task, asked: Request) -> Decided | None:
         if held > limit:
             notes.append(f"does not fit by the memory model: {short}")
     if narrowed is not None:
-        found = replace(found, solution=replace(found.solution, choice=narrowed.choices.widen(found.solution.choice)))
+        solution = replace(found.solution, choice=narrowed.choices.widen(found.solution.choice))
+        found = replace(found, solution=solution, free_choice=None)
     return Decided(replace(found, notes=tuple(notes)), decided.solver)
 
 

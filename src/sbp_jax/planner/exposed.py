@@ -10,6 +10,7 @@ the one with the shortest simulated step is taken. All passes are counted, none 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,8 +18,10 @@ from ..plan import PlanData
 from ..simulate import Simulation, simulate
 from ..trace import Program
 from .amounts import seconds_text
+from .apart import Grouping, apart
 from .budget import WORK_A_SECOND, Stops
 from .catalogue import lookup
+from .costs.assemble import Decisions
 from .costs.cost_graph import IMPOSSIBLE, CostGraph
 from .costs.slack import Slack
 from .decide import Decided, decide
@@ -28,6 +31,9 @@ from .optimize.presolve import without_presolve
 from .optimize.search import Found
 from .output.timeline import Positions
 from .request import Request
+
+Price = Callable[[Slack, Sequence[int] | None], tuple[CostGraph, Decisions]]
+Build = Callable[[Sequence[int], Grouping], PlanData]
 
 # Searches at other prices. Measured (docs/decisions/0014): a third pass still finds something, a fourth rarely does.
 PASSES = 3
@@ -41,18 +47,23 @@ WORTH = 1e-3
 # steps: to prove them further than this takes as long as to search all plans.
 _EXPERTS = ("data_parallel", "zero2", "zero3", "megatron")
 _EXPERT_GAP = 0.02
+_EXPERT_STOPS = ((0.25, 0.05), (1.0, 0.2))
 # A pass need not be proven further than this.
 _PASS_GAP = 0.004
 # These searches stop at gaps of so much after so many seconds of work: what they minimise is a model of what counts. Of
 # seven small models on eight H100s one simulated step is 0.1 % longer so, and the slowest plan takes 17 s, not 73 s;
 # with stops twice as early that step is 3 % longer.
 _STOPS = ((1.0, 0.01), (2.0, 0.02), (3.0, 0.05), (6.0, 0.2))
+# So does the search for the least sum, which they start from, once it brings a plan within a memory limit.
+START_STOPS = (1.5 * WORK_A_SECOND, 0.02), (3.0 * WORK_A_SECOND, 0.05)
 # The price after a pass that found nothing as short as a fixed strategy: so much of the one at which both cost as much;
 # not less than the second.
 _BELOW_EVEN, _LEAST_SHARE = 0.8, 0.05
 # After so many seconds of work in passes, one whose step is longer than the shortest by this part is the last; so is a
-# later one that is longer than the one before. Measured: docs/decisions/0014.
+# later one that is longer than the one before; the first one is by this part whatever it took. Measured:
+# docs/decisions/0014.
 _LONG_SECONDS, _FAR = 3.0, 0.15
+_FAR_AT_FIRST = 0.13
 # A step that is within this of its compute at the very least gains nothing more from hiding.
 _NEAR = 0.01
 
@@ -62,6 +73,7 @@ class _Seen:
     """A plan that was simulated: the choice it is made of, what it is, the simulated step."""
 
     found: Found
+    grouping: Grouping
     plan: PlanData
     step: Simulation
 
@@ -73,6 +85,7 @@ class _Pass:
     share: float
     problem: CostGraph
     found: Found
+    grouping: Grouping
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +95,7 @@ class Shorter:
     decided: Decided
     plan: PlanData
     problem: CostGraph
+    grouping: Grouping
     share: float
     seconds: float
     sum_seconds: float
@@ -89,39 +103,41 @@ class Shorter:
 
 
 def shorter(
-    program: Program, task: Task, request: Request, base: PlanData, price: Callable[[Slack], CostGraph],
-    build: Callable[[Sequence[int]], PlanData],
+    program: Program, task: Task, request: Request, base: PlanData, grouping: Grouping, price: Price, build: Build
 ) -> Shorter | None:  # fmt: skip
     """The plan with the shortest simulated step that these passes find; None where ``base`` has it.
 
-    ``task`` asks for the plain sum. ``price`` gives the problem at other prices, ``build`` the plan of a choice.
+    ``task`` asks for the plain sum; ``grouping`` is what its problem decides. ``price`` gives the problem at other
+    prices, of classes of clusters (None: the task's own), ``build`` the plan of a choice.
     """
     firm = replace(request, limit_is_firm=True)
     covers = _Covers(program, request.cluster.op_seconds_floor)
     seen: list[_Seen] = []
     passes: list[_Pass] = []
     pass_gap = 0.0 if task.thorough else _PASS_GAP
-    stops = () if task.thorough else tuple((seconds * WORK_A_SECOND, gap) for seconds, gap in _STOPS)
+    stops = () if task.thorough else _as_work(_STOPS)
 
-    def look(found: Found) -> _Seen:
-        plan = build(found.solution.choice)
-        seen.append(_Seen(found, plan, simulate(plan, request.cluster)))
+    def look(found: Found, grouping: Grouping) -> _Seen:
+        plan = build(found.solution.choice, grouping)
+        seen.append(_Seen(found, grouping, plan, simulate(plan, request.cluster, events=False)))
         return seen[-1]
 
-    first = simulate(base, request.cluster)
-    for found in _experts(task, request, stops):
-        look(found)
+    first = simulate(base, request.cluster, events=False)
+    for found in _experts(task, request):
+        look(found, grouping)
     expert = _shortest(seen, first.step_seconds)
     plan, step = (base, first) if expert is None else (expert.plan, expert.step)
     share, compute = FIRST_SHARE, sum(float(c.min()) for c in task.problem.nodes)
     began = task.budget.spent
-    while len(passes) < PASSES:
+    n_passes = 0
+    while n_passes < PASSES:
         best = _shortest(seen, first.step_seconds)
         shortest = first.step_seconds if best is None else best.step.step_seconds
         if shortest - compute <= _NEAR * shortest:
             break
         covers.learn(plan, step)
-        problem = price(Slack(covers.of(plan), share))
+        slack = Slack(covers.of(plan), share)
+        problem = price(slack, None)[0]
         request.progress("pricing what boxing sticks out")
         try:
             again = replace(task, problem=problem, gap=max(task.gap, pass_gap), budget=task.budget.again(stops))
@@ -130,11 +146,17 @@ def shorter(
             break
         if decided is None:
             break
-        passes.append(_Pass(share, problem, decided.found))
-        new = look(decided.found)
-        is_worse = len(passes) > 1 and new.step.step_seconds > max(step.step_seconds, shortest)
+        passes.append(_Pass(share, problem, decided.found, grouping))
+        cut = None if request.zero_stage is not None else apart(again, decided.found, grouping, partial(price, slack))
+        if cut is not None:
+            passes.append(_Pass(share, cut.problem, cut.found, cut.grouping))
+        new = look(passes[-1].found, passes[-1].grouping)
+        n_passes += 1
+        is_worse = n_passes > 1 and new.step.step_seconds > max(step.step_seconds, shortest)
         is_long = task.budget.spent - began > _LONG_SECONDS * WORK_A_SECOND
-        if is_long and not task.thorough and (is_worse or new.step.step_seconds > (1 + _FAR) * shortest):
+        times = new.step.step_seconds / shortest
+        is_last = times > 1 + _FAR_AT_FIRST if n_passes == 1 else is_long and (is_worse or times > 1 + _FAR)
+        if is_last and not task.thorough:
             break
         same = abs(new.step.step_seconds - step.step_seconds) <= WORTH * step.step_seconds
         plan, step = new.plan, new.step
@@ -148,12 +170,13 @@ def shorter(
     if best is None:
         return None
     covers.learn(best.plan, best.step)
-    own = price(Slack(covers.of(best.plan), 0.0))
+    own, _ = price(Slack(covers.of(best.plan), 0.0), best.grouping.decisions.class_of)
     # What sticks out of this plan's own compute: nothing is less than every node and pair at its own least.
     floor = Found(best.found.solution, own.evaluate(best.found.solution.choice), without_presolve(own).floor())
-    proven = _proven(best.found, [*passes, _Pass(0.0, own, floor)])
+    alike = [p for p in passes if p.grouping is best.grouping]
+    proven = _proven(best.found, [*alike, _Pass(0.0, own, floor, best.grouping)])
     return Shorter(
-        Decided(proven.found, request.solver), best.plan, proven.problem, proven.share,
+        Decided(proven.found, request.solver), best.plan, proven.problem, best.grouping, proven.share,
         best.step.step_seconds, first.step_seconds,
     )  # fmt: skip
 
@@ -172,7 +195,7 @@ def _proven(chosen: Found, passes: Sequence[_Pass]) -> _Pass:
     free = proof.free_seconds if proof.memory_is_short else at[k]
     found = replace(chosen, seconds=at[k], bound=min(proof.bound, at[k]), free_seconds=free,
                     memory_is_short=proof.memory_is_short, seconds_per_byte=proof.seconds_per_byte)  # fmt: skip
-    return _Pass(share, problem, found)
+    return _Pass(share, problem, found, passes[k].grouping)
 
 
 def _gap(seconds: float, bound: float) -> float:
@@ -195,14 +218,18 @@ def told(found: Shorter) -> str:
     )
 
 
-def _experts(task: Task, request: Request, stops: Stops) -> list[Found]:
+def _as_work(stops: Stops) -> Stops:
+    return tuple((seconds * WORK_A_SECOND, gap) for seconds, gap in stops)
+
+
+def _experts(task: Task, request: Request) -> list[Found]:
     """Plans of the fixed strategies, where the arguments' roles are known and the user asks for nothing else.
 
     With a finite ``below`` a search that finds no plan that fits ends there, and does not look for the smallest limit.
     """
     if request.zero_stage is not None or not task.roles.known:
         return []
-    plans = []
+    plans, stops = [], () if task.thorough else _as_work(_EXPERT_STOPS)
     for name in _EXPERTS:
         try:
             gap = max(task.gap, 0.0 if task.thorough else _EXPERT_GAP)
@@ -219,7 +246,9 @@ class _Covers:
 
     def __init__(self, program: Program, floor_seconds: float) -> None:
         self.program, self.floor_seconds = program, floor_seconds
-        self.positions = Positions(program)
+        self.positions = positions = Positions(program)
+        self.made = {v.id: positions.made(op, v.id) for op in program.nodes for v in op.outs}
+        self.loops = {i: positions.loop(i) for i in self.made}
         self.most: dict[int, float] = {}
 
     def learn(self, plan: PlanData, step: Simulation) -> None:
@@ -237,24 +266,34 @@ class _Covers:
         kernels = {n for n, cost in plan.timeline.runs if plan.timeline.costs[cost].seconds > self.floor_seconds}
         boxed = {b.value_id for b in plan.boxing_list}
         clocks = _clocks(plan)
-        made = {v.id: positions.made(op, v.id) for op in program.nodes for v in op.outs}
         needed: dict[int, int] = {}
-        found: dict[tuple[int, int], float] = {}
-        reads = program.reads()
-        for k in range(len(program.nodes) - 1, -1, -1):
-            op = program.nodes[k]
-            results = [v.id for v in op.outs]
+        each: dict[int, list[tuple[int, int, int, int]]] = {}  # by loop: value, reader, where it is made and needed
+        nodes, reads, made, loops = program.nodes, program.reads(), self.made, self.loops
+        for k in range(len(nodes) - 1, -1, -1):
+            op = nodes[k]
             # Changes of shape and small kernels make nobody wait: their readers do.
-            puts_off = k not in kernels and bool(results) and all(i in needed and i not in boxed for i in results)
-            later = min(needed[i] for i in results) if puts_off else k
+            later = k
+            if k not in kernels and op.outs:
+                results = [v.id for v in op.outs]
+                if all([i in needed and i not in boxed for i in results]):
+                    later = min([needed[i] for i in results])
             for i in reads[k]:
                 at = positions.needed(op, i)
                 at = max(at, later) if at == k else at
-                needed[i] = min(needed.get(i, at), at)
-                if i in made:
-                    nodes, total = clocks.get(positions.loop(i), ([], np.zeros(1)))
-                    seconds = float(total[bisect_left(nodes, at)] - total[bisect_left(nodes, made[i] + 1)])
-                    found[i, k] = min(max(0.0, seconds), self.most.get(i, np.inf))
+                known = needed.get(i)
+                if known is None or at < known:
+                    needed[i] = at
+                start = made.get(i)
+                if start is not None:
+                    each.setdefault(loops[i], []).append((i, k, start + 1, at))
+        found: dict[tuple[int, int], float] = {}
+        for loop, rows in each.items():
+            values, readers, starts, ends = zip(*rows, strict=True)
+            nodes_there, total = clocks.get(loop, ([], np.zeros(1)))
+            begin, end = (total[np.searchsorted(nodes_there, x)] for x in (starts, ends))
+            found.update(zip(zip(values, readers, strict=True), np.maximum(0.0, end - begin).tolist(), strict=True))
+        for (i, k), seconds in found.items() if self.most else ():
+            found[i, k] = min(seconds, self.most.get(i, np.inf))
         return found
 
 

@@ -3,17 +3,19 @@
 import copy
 import functools
 import time
+from dataclasses import replace
 
 from ..cluster import to_toml
 from ..errors import PlanError
 from ..plan import PlanData
 from ..trace import Program, without_collecting
+from .apart import Grouping, apart
 from .budget import Budget
 from .costs.assemble import assemble
 from .costs.cost_graph import IMPOSSIBLE, costless
 from .costs.features import features
 from .decide import decide
-from .exposed import shorter, told
+from .exposed import START_STOPS, shorter, told
 from .methods import Task
 from .methods.unmoved import unmoved
 from .optimize.program import solve
@@ -48,21 +50,29 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     graph, decisions, footprint = prepared.graph, prepared.decisions, prepared.footprint
     built = time.perf_counter()
     request.progress("solving")
+    is_start = request.hides and request.shorter_than is None and not request.thorough
     task = Task(graph, footprint, request.memory_limit_bytes, request.gap, request.budget, request.progress,
                 find_roles=lambda: prepared.roles, find_features=lambda: features(decisions, graph),
                 thorough=request.thorough, tell_smallest=request.tell_smallest,
                 clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1),
-                n_axes=len(request.placement.shape), placement=request.placement,
-                cluster=request.cluster)  # fmt: skip
+                start_stops=START_STOPS if is_start else (), n_axes=len(request.placement.shape),
+                placement=request.placement, cluster=request.cluster)  # fmt: skip
     hidden, before = None, request.budget.spent
+    grouping = Grouping(decisions, footprint)
     if request.shorter_than is None:
         decided = decide(task, request)
+        may_cut = request.solver == "ilp" and plain and not (is_start or request.forced)
+        if decided is not None and may_cut:
+            cut = apart(task, decided.found, grouping, lambda classes: prepared.priced(None, classes))
+            if cut is not None:
+                decided, graph, grouping = replace(decided, found=cut.found), cut.problem, cut.grouping
     else:
-        hidden = shorter(program, task, request, request.shorter_than, lambda slack: prepared.priced(slack)[0],
-                         lambda choice: build_plan(decisions, choice, footprint, request, name))  # fmt: skip
+        hidden = shorter(program, task, request, request.shorter_than, grouping, prepared.priced,
+                         lambda choice, of: build_plan(of.decisions, choice, of.footprint, request, name))  # fmt: skip
         if hidden is None:
             return request.shorter_than
-        decided, graph = hidden.decided, hidden.problem
+        decided, graph, grouping = hidden.decided, hidden.problem, hidden.grouping
+    decisions, footprint = grouping.decisions, grouping.footprint
     solved = time.perf_counter()
     if decided is None:
         longest = max((float(c.min()) for c in graph.nodes), default=0.0)

@@ -91,12 +91,5 @@ _KEPT = ("mesh ", "rewrite: ", "memory is short:", "to fit,", "time_limit", "the
 
 
 def _may_gain(plan: PlanData, request: Request) -> bool:
-    asked_otherwise = (
-        request.solver != "ilp" or request.prefer_less_memory or request.computation_ratio is not None
-        or request.wait_seconds or request.forced or not request.share_layers
-    )  # fmt: skip
-    return bool(
-        request.overlap and not asked_otherwise and request.cluster.overlaps and request.placement.size > 1
-        and plan.timeline.runs and not _overflows(plan)
-        and (request.time_limit is None or plan.planning_seconds < request.time_limit)
-    )  # fmt: skip
+    in_time = request.time_limit is None or plan.planning_seconds < request.time_limit
+    return request.hides and bool(plan.timeline.runs) and not _overflows(plan) and in_time

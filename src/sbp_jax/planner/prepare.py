@@ -5,6 +5,7 @@ other prices) share it, where the request says so.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..rules import Factors
@@ -74,12 +75,16 @@ class Prepared:
         asked = self.request
         return CostModel(asked.cluster, asked.placement.shape, asked.computation_ratio, asked.uneven)
 
-    def priced(self, slack: Slack | None = None) -> tuple[CostGraph, Decisions]:
-        """The cost graph, and what its nodes and choices stand for; with ``slack`` at prices of what sticks out."""
-        asked = self.request
+    def priced(self, slack: Slack | None = None, classes: Sequence[int] | None = None) -> tuple[CostGraph, Decisions]:
+        """The cost graph, and what its nodes and choices stand for; with ``slack`` at prices of what sticks out.
+
+        ``classes``: other ones of the same clusters.
+        """
+        asked, (clustering, known) = self.request, self.clustered
         return assemble(
-            self.program, *self.clustered, self.model, asked.wait_seconds, asked.trunk_algo, asked.sbp_collector, slack
-        )
+            self.program, clustering, known if classes is None else classes, self.model, asked.wait_seconds,
+            asked.trunk_algo, asked.sbp_collector, slack,
+        )  # fmt: skip
 
     @functools.cached_property
     def _of_the_sum(self) -> tuple[CostGraph, Decisions]:

@@ -56,3 +56,13 @@ class Request:
     tell_smallest: bool = True
     prepared: list[Any] | None = field(default=None, compare=False, repr=False)
     progress: Callable[[str], None] = lambda _: None
+
+    @property
+    def hides(self) -> bool:
+        """Whether the plan of the least sum is only a start: plans whose boxing hides are searched after it
+        (``overlap.py``)."""
+        asked_otherwise = (
+            self.solver != "ilp" or self.prefer_less_memory or self.computation_ratio is not None
+            or self.wait_seconds or self.forced or not self.share_layers
+        )  # fmt: skip
+        return self.overlap and not asked_otherwise and bool(self.cluster.overlaps) and self.placement.size > 1

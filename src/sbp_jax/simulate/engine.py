@@ -49,15 +49,22 @@ class _Span:
         """An event, and the time its track is busy."""
         if event.seconds > 0:
             self.events.append(event)
-            self.busy[event.track] = self.busy.get(event.track, 0.0) + event.seconds
+            self.spend(event.track, event.seconds)
 
-    def repeat(self, body: "_Span", trips: float, at: float, label: str) -> None:
+    def spend(self, track: str, seconds: float) -> None:
+        """Time that a track is busy."""
+        if seconds > 0:
+            self.busy[track] = self.busy.get(track, 0.0) + seconds
+
+    def repeat(self, body: "_Span", trips: float, at: float, label: str, draws: bool) -> None:
         """``trips`` iterations of ``body`` from ``at`` on: the first drawn, the rest as one event for each track."""
         for track, seconds in body.busy.items():
             self.busy[track] = self.busy.get(track, 0.0) + trips * seconds
         self.flops += trips * body.flops
         for boxing, waited in body.waits.items():
             self.wait(boxing, trips * waited)
+        if not draws:
+            return
         drawn = min(trips, DRAWN)
         for k in range(int(drawn)):
             offset = at + k * body.seconds
@@ -73,8 +80,10 @@ class _Span:
                 self.events.append(Event(name, track, start, seconds, detail, flops=flops, count=rest))
 
 
-def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation:
+def simulate(plan: PlanData, cluster: Cluster | str | None = None, *, events: bool = True) -> Simulation:
     """One step of ``plan`` on ``cluster`` (None: the one it was planned for, which the plan holds).
+
+    Without ``events`` nothing is drawn: only sums are kept, in half the time.
 
     Seconds are the plan's own; the cluster says which collectives run beside compute, on which links. Raises
     ``PlanError`` where the plan does not hold its cluster and it is no preset, or where the plan has no timeline.
@@ -94,7 +103,7 @@ def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation
             f"the plan of {plan.function} was made for cluster {plan.cluster!r}, which is not a preset: pass it, "
             "simulate(plan, cluster=...)"
         ) from error
-    run = _Runner(plan.timeline, transfers(plan, hardware), hardware.overlap_slowdown)
+    run = _Runner(plan.timeline, transfers(plan, hardware), hardware.overlap_slowdown, events)
     whole = run.scope(-1)
     levels = {level: seconds for level, seconds in whole.busy.items() if level != COMPUTE}
     return Simulation(
@@ -106,8 +115,8 @@ def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation
 class _Runner:
     """Simulates one scope after the other: the step, a loop's body."""
 
-    def __init__(self, timeline: Timeline, by_loop: Mapping[int, list[Transfer]], slowdown: float) -> None:
-        self.timeline, self.transfers, self.slowdown = timeline, by_loop, slowdown
+    def __init__(self, timeline: Timeline, by_loop: Mapping[int, list[Transfer]], slowdown: float, draws: bool) -> None:
+        self.timeline, self.transfers, self.slowdown, self.draws = timeline, by_loop, slowdown, draws
         self.children: dict[int, list[tuple[int, Loop]]] = {}
         for index, loop in enumerate(timeline.loops):
             self.children.setdefault(loop.parent, []).append((index, loop))
@@ -182,12 +191,15 @@ class _Pass:
 
     def _compute(self, cost: int, node: int) -> None:
         c = self.runner.timeline.costs[cost]
-        name, _, where = c.label.partition(" ")
         # Meanwhile a collective takes units and memory bandwidth: compute is that much slower as long as both run.
         slowdown = self.runner.slowdown
         beside = min(c.seconds * (1 + slowdown), max(0.0, max(self.free.values(), default=0.0) - self.clock))
         seconds = c.seconds + beside * slowdown / (1 + slowdown)
-        self.span.add(Event(name, COMPUTE, self.clock, seconds, where, flops=c.flops, node=node))
+        if self.runner.draws:
+            name, _, where = c.label.partition(" ")
+            self.span.add(Event(name, COMPUTE, self.clock, seconds, where, flops=c.flops, node=node))
+        else:
+            self.span.spend(COMPUTE, seconds)
         self.span.flops += c.flops
         self.clock += seconds
 
@@ -196,7 +208,7 @@ class _Pass:
         for level in body.busy:
             if level in self.holder:
                 self._wait_until(self.free[level], self.holder[level])
-        self.span.repeat(body, loop.trips, self.clock, loop.label)
+        self.span.repeat(body, loop.trips, self.clock, loop.label, self.runner.draws)
         self.clock += loop.trips * body.seconds
         for level in body.busy:
             self.free[level] = self.clock
@@ -217,7 +229,10 @@ class _Pass:
             if stage.level:
                 self.free[stage.level], self.holder[stage.level] = ready, k
             track = stage.level or COMPUTE
-            self.span.add(Event(transfer.name, track, start, stage.seconds, transfer.detail, bytes=stage.bytes))
+            if self.runner.draws:
+                self.span.add(Event(transfer.name, track, start, stage.seconds, transfer.detail, bytes=stage.bytes))
+            else:
+                self.span.spend(track, stage.seconds)
         self.done[k] = ready
         if transfer.needed_at <= transfer.made_at:
             self._wait_until(ready, k)

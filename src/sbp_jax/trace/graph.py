@@ -6,9 +6,12 @@ boundary ops are, and so is everything in its bodies. Values know the scope they
 step runs through it.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from .source import Lines
 
@@ -34,10 +37,7 @@ class Value:
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole value."""
-        n = self.itemsize
-        for d in self.shape:
-            n *= d
-        return n
+        return math.prod(self.shape, start=int(self.dtype.itemsize))
 
     def __str__(self) -> str:
         return f"{self.name or f'%{self.id}'}:{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -190,6 +190,7 @@ class Program:
     """The line of the user's code that an op comes from."""
     _consumers: dict[int, list[tuple[Op, int]]] | None = field(default=None, init=False, repr=False)
     _reads: list[tuple[int, ...]] | None = field(default=None, init=False, repr=False)
+    _wires: np.ndarray | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.nodes = [*self.input_ops, *self.graph.nodes(), *self.output_ops]
@@ -211,3 +212,14 @@ class Program:
         if self._reads is None:
             self._reads = [tuple(dict.fromkeys([x.id for x in op.ins if isinstance(x, Value)])) for op in self.nodes]
         return self._reads
+
+    def wires(self) -> np.ndarray:
+        """A row for each operand that is a value: the node that reads it, which operand it is, the node that makes it,
+        which of the results it is."""
+        if self._wires is None:
+            made = {v.id: (op.index, k) for op in self.nodes for k, v in enumerate(op.outs)}
+            self._wires = np.array(
+                [(op.index, k, *made[x.id]) for op in self.nodes for k, x in enumerate(op.ins) if isinstance(x, Value)],
+                np.int64,
+            ).reshape(-1, 4)
+        return self._wires

@@ -29,14 +29,23 @@ class Slack:
 
 def slacks(clusters: Sequence[OpCluster], classes: Sequence[int], slack: Slack) -> dict[Link, np.ndarray]:
     """By link between classes the seconds that can cover a boxing, one for each of the links that it stands for."""
-    made = {v.id: (c.index, k) for c in clusters for k, v in enumerate(c.outs)}
+    made = {v.id: (classes[c.index], k) for c in clusters for k, v in enumerate(c.outs)}
     found: dict[Link, list[float]] = {}
+    of = slack.seconds.get
     for cluster in clusters:
+        reader, ops = classes[cluster.index], [op.index for op in cluster.ops]
         for k, v in enumerate(cluster.ins):
-            source, result = made[v.id]
-            known = [slack.seconds.get((v.id, op.index)) for op in cluster.ops]
-            seconds = min((s for s in known if s is not None), default=0.0)
-            found.setdefault(((classes[source], result), (classes[cluster.index], k)), []).append(seconds)
+            i = v.id
+            if len(ops) == 1:
+                seconds = of((i, ops[0]), 0.0)
+            else:
+                seconds = min([s for at in ops if (s := of((i, at))) is not None], default=0.0)
+            link = made[i], (reader, k)
+            known = found.get(link)
+            if known is None:
+                found[link] = [seconds]
+            else:
+                known.append(seconds)
     return {link: np.array(each) for link, each in found.items()}
 
 

@@ -14,13 +14,16 @@ positions of all sequences), counts examples too; so do the batches of arguments
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from ...rules import Factors
 from ...rules.base import size
-from ...trace import Op, Program, Value
+from ...trace import Program, Value
 from .clusters import free_values
+from .dim_classes import DimClasses
 from .roles import Roles
 
 # What stands in the way of a batch is at most this part of the work along it.
@@ -31,8 +34,8 @@ _ALIKE = 0.9
 # What multiplies activations with a matrix.
 _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
 
-Dim = tuple[int, int]
-Work = Mapping[Dim, float]
+# By class of dims.
+Work = Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,93 +55,30 @@ def examples(program: Program, factors: Sequence[Factors], found: Roles) -> Exam
     return _Finder(program, factors, found).run()
 
 
-@dataclass(frozen=True, slots=True)
-class _Factor:
-    """One factor of one op: the dims that it is, and those that it is a part of."""
-
-    dims: tuple[Dim, ...]
-    whole: tuple[Dim, ...]
-    is_blocked: bool
-
-
-class DimClasses:
-    """The dimensions of all values of a program (by value id and number), those that are one in a class."""
-
-    def __init__(self, program: Program, factors: Sequence[Factors]) -> None:
-        self.above: dict[Dim, Dim] = {}
-        self.shared = _shared_constants(program, factors)
-        self.ops = [(op, _factors_of(op, f, self.shared), f) for op, f in zip(program.nodes, factors, strict=True)]
-        for _, parts, _ in self.ops:
-            for part in parts.values():
-                for other in part.dims[1:]:
-                    self.join(part.dims[0], other)
-        self.links = self.parts()
-
-    def parts(self) -> list[tuple[Dim, Dim]]:
-        """All pairs of a dim and one that it is a part of. What is cut into parts as it was made of them is the same
-        parts again."""
-        links = [
-            (part.dims[0], d) for _, parts, _ in self.ops for part in parts.values() if part.dims for d in part.whole
-        ]
-        made: list[tuple[Dim, tuple[int, ...], tuple[Dim | None, ...]]] = []
-        for op, parts, f in self.ops:
-            for v, dims in _sides(op, f):
-                for d, made_of in enumerate(dims):
-                    if len(made_of) > 1:
-                        pieces = tuple(parts[k].dims[0] if parts[k].dims else None for k in made_of)
-                        made.append(((v.id, d), tuple(f.sizes[k] for k in made_of), pieces))
-        grown = True
-        while grown:
-            grown = False
-            known: dict[tuple[Dim, tuple[int, ...]], tuple[Dim | None, ...]] = {}
-            for dim, sizes, pieces in made:
-                for a, b in zip(known.setdefault((self.root(dim), sizes), pieces), pieces, strict=True):
-                    if a is not None and b is not None and self.root(a) != self.root(b):
-                        self.join(a, b)
-                        grown = True
-        return links
-
-    def root(self, dim: Dim) -> Dim:
-        above = self.above
-        top = above.get(dim)
-        if top is None:
-            return dim
-        while (up := above.get(top)) is not None:
-            top = up
-        while dim != top:
-            above[dim], dim = top, above[dim]
-        return top
-
-    def join(self, a: Dim, b: Dim) -> None:
-        a, b = self.root(a), self.root(b)
-        if a != b:
-            self.above[b] = a
-
-    def classes_of(self, v: Value) -> list[tuple[int, Dim]]:
-        """The dims of a value, longer than 1, with their classes."""
-        return [(d, self.root((v.id, d))) for d, n in enumerate(v.shape) if n > 1]
-
-
 class _Finder(DimClasses):
     def __init__(self, program: Program, factors: Sequence[Factors], found: Roles) -> None:
-        super().__init__(program, factors)
-        self.program = program
+        shared = _shared_constants(program, factors)
+        super().__init__(program, factors, shared)
+        self.program, self.factors = program, factors
         self.data = [program.input_ops[i].outs[0] for i in found.data]
         self.parameters = [program.input_ops[i].outs[0] for i in found.parameters]
         self.states = [program.input_ops[i].outs[0] for i in found.states]
-        self.values = {v.id: v for op in program.nodes for v in op.outs}
-        self.join_along_constants()
+        self._join_along_constants(shared)
 
-    def join_along_constants(self) -> None:
+    def _join_along_constants(self, shared: set[int]) -> None:
         """Join what reads one constant along the same dim, but for features: its shape may be theirs by chance."""
-        features = self.features()
-        for op, _, f in self.ops:
-            if any(x.id in self.shared for x in op.reads):
-                for part in _factors_of(op, f, set()).values():
-                    plain = [d for d in part.dims if self.root(d) not in features]
-                    for other in plain[1:]:
-                        self.join(plain[0], other)
-        self.links = self.parts()
+        features = np.isin(self.label, list(self.features()))
+        consumers = self.program.consumers()
+        readers = sorted({op.index for v in shared for op, _ in consumers[v]})
+        pairs = [np.zeros((0, 2), np.int64)]
+        for a in self.group(((self.program.nodes[k], self.factors[k]) for k in readers), ()):
+            for f in a.factors:
+                if len(f.dims) > 1:
+                    dims = np.stack([a.dims(d) for d in f.dims], axis=1)
+                    plain = ~features[dims]
+                    first = dims[np.arange(len(dims)), plain.argmax(axis=1)]
+                    pairs.append(np.stack([np.broadcast_to(first[:, None], dims.shape)[plain], dims[plain]], axis=1))
+        self.join(np.concatenate(pairs))
 
     def run(self) -> Examples:
         features = self.features()
@@ -153,16 +93,20 @@ class _Finder(DimClasses):
         ]
         of_data = set(chosen).union(*counted)
         dims: dict[int, int] = {}
+        for c in reversed(chosen):  # the first one chosen counts, and of its dims the first
+            dims.update((v.id, d) for v, d in reversed(self._dims_in({c})))
         data_dims: dict[int, tuple[int, ...]] = {}
-        for v in self.values.values():
-            found = self.classes_of(v)
-            where = [d for c in chosen for d, own in found if own == c]
-            if where:
-                dims[v.id] = where[0]
+        for v, d in self._dims_in(of_data):
             # What has no examples, the state and its updates, may share features with data.
-            if (where or not chosen) and (of := tuple(d for d, c in found if c in of_data)):
-                data_dims[v.id] = of
+            if v.id in dims or not chosen:
+                data_dims[v.id] = (*data_dims.get(v.id, ()), d)
         return Examples(dims, data_dims, self.weights())
+
+    def _dims_in(self, some: Collection[int]) -> list[tuple[Value, int]]:
+        """The dims of classes, with their values."""
+        at = np.flatnonzero(self.is_long & np.isin(self.label, list(some)))
+        return [(v := self.values[k], i - self.start[v.id]) for i, k in
+                zip(at.tolist(), self.value_of[at].tolist(), strict=True)]  # fmt: skip
 
     def weights(self) -> frozenset[int]:
         """Values made of one parameter, on the way to a product with something else."""
@@ -179,47 +123,62 @@ class _Finder(DimClasses):
                         seen.update(out.id for out in op.outs)
             if is_matrix:
                 found |= seen
-        return frozenset(v for v in found if len(self.values[v].shape) > 1)
+        flat = {v.id for v in self.values if len(v.shape) < 2}
+        return frozenset(found - flat)
 
-    def features(self) -> set[Dim]:
+    def features(self) -> set[int]:
         """Classes of which parameters or optimizer state have a dim, or a part of one."""
         found = {c for v in (*self.parameters, *self.states) for _, c in self.classes_of(v)}
+        parts = self.parts()
         while True:
-            more = {self.root(part) for part, d in self.links if self.root(d) in found} - found
+            more = {part for part, c in parts if c in found} - found
             if not more:
                 return found
             found |= more
 
     def work(self) -> tuple[Work, Work]:
         """By class: the work of the ops that it runs through, and of those of them that stand in the way."""
-        touched: defaultdict[Dim, float] = defaultdict(float)
-        hindered: defaultdict[Dim, float] = defaultdict(float)
-        twice: dict[int, list[Dim]] = {}  # by value, the classes that it has more than one dim of
-        for v in self.values.values():
-            own = [c for _, c in self.classes_of(v)]
-            if len(set(own)) < len(own):
-                twice[v.id] = [c for c in own if own.count(c) > 1]
-        for (op, parts, f), reads in zip(self.ops, self.program.reads(), strict=True):
-            weight = max(f.flops, float(sum(size(v.shape) for v in op.outs))) * (op.outs[0].times if op.outs else 1.0)
-            here: set[Dim] = set()
-            bad: set[Dim] = set()
-            for part in parts.values():
-                if part.dims:
-                    c = self.root(part.dims[0])
-                    here.add(c)
-                    if part.is_blocked:
-                        bad.add(c)
-            for i in (*reads, *[v.id for v in op.outs]):
-                bad.update(twice.get(i, ()))
-            for c in here:
-                touched[c] += weight
-            for c in bad & here:
-                hindered[c] += weight
-        return touched, hindered
+        nodes, most = self.program.nodes, max(self.n, 1)
+        # By pairs of an op and a class; what stands in the way is a factor that must be whole, or a value that has the
+        # class twice.
+        here, bad = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for a in self.alike:
+            for f in a.factors:
+                if f.dims:
+                    here.append(a.nodes * most + self.label[a.dims(f.dims[0])])
+                    if f.is_blocked:
+                        bad.append(here[-1])
+        twice = self._twice()
+        more = [
+            op.index * most + c
+            for op, reads in zip(nodes, self.program.reads(), strict=True)
+            for i in (*reads, *[v.id for v in op.outs])
+            if i in twice
+            for c in twice[i]
+        ]
+        bad.append(np.array(more, np.int64))
+        touches, hinders = (np.unique(np.concatenate(x)) for x in (here, bad))
+        hinders = hinders[np.isin(hinders, touches, assume_unique=True)]
+        weight = np.array([
+            max(f.flops, float(sum([size(v.shape) for v in op.outs]))) * (op.outs[0].times if op.outs else 1.0)
+            for op, f in zip(nodes, self.factors, strict=True)
+        ])  # fmt: skip
+        touched, hindered = (np.bincount(x % most, weight[x // most], self.n) for x in (touches, hinders))
+        order = list(dict.fromkeys((touches % most).tolist()))  # as they first appear
+        return {c: float(touched[c]) for c in order}, {c: float(hindered[c]) for c in order if hindered[c]}
 
-    def choose(self, touched: Work, hindered: Work) -> list[Dim]:
+    def _twice(self) -> dict[int, list[int]]:
+        """By value, the classes that it has more than one dim of."""
+        at = np.flatnonzero(self.is_long)
+        keys, count = np.unique(self.value_of[at] * max(self.n, 1) + self.label[at], return_counts=True)
+        found: dict[int, list[int]] = {}
+        for key in keys[count > 1].tolist():
+            found.setdefault(self.values[key // max(self.n, 1)].id, []).append(key % max(self.n, 1))
+        return found
+
+    def choose(self, touched: Work, hindered: Work) -> list[int]:
         """The batch; none where no class may be it."""
-        leading = {self.root((v.id, 0)) for v in self.data if v.shape and v.shape[0] > 1}
+        leading = {int(self.label[self.start[v.id]]) for v in self.data if v.shape and v.shape[0] > 1}
         most = max(touched.values(), default=0.0)
         large = [c for c, n in touched.items() if n >= _LEAST * most]
         clean = [c for c in large if self.is_clean(c, touched, hindered)]
@@ -228,58 +187,51 @@ class _Finder(DimClasses):
         first = [c for c in large if c in leading]
         return sorted(first, key=lambda c: hindered.get(c, 0.0) - touched[c])[:1]
 
-    def is_clean(self, c: Dim, touched: Work, hindered: Work) -> bool:
+    def is_clean(self, c: int, touched: Work, hindered: Work) -> bool:
         return hindered.get(c, 0.0) <= _CLEAN * touched.get(c, 0.0)
 
-    def first(self, some: Sequence[Dim], touched: Work) -> Dim:
+    def first(self, some: Sequence[int], touched: Work) -> int:
         """Of those that most work runs along, the one that most data have, the leading one."""
         best = max(touched[c] for c in some)
         alike = [c for c in some if touched[c] >= _ALIKE * best]
-        position: dict[Dim, int] = {}
-        leaves: Counter[Dim] = Counter()
+        position: dict[int, int] = {}
+        leaves: Counter[int] = Counter()
         for v in self.data:
             for d, c in reversed(self.classes_of(v)):
                 position[c] = min(d, position.get(c, d))
             leaves.update({c for _, c in self.classes_of(v)})
         return min(alike, key=lambda c: (-leaves[c], position.get(c, len(self.values)), -touched[c]))
 
-    def add_parts(self, chosen: list[Dim], features: set[Dim], touched: Work, hindered: Work) -> None:
+    def add_parts(self, chosen: list[int], features: set[int], touched: Work, hindered: Work) -> None:
         """What the batch is a part of; of what it is made of, one part."""
+        inside: defaultdict[int, set[int]] = defaultdict(set)
+        for part, c in self.parts():
+            inside[c].add(part)
         grown = True
         while grown and chosen:
             grown = False
-            inside: defaultdict[Dim, set[Dim]] = defaultdict(set)
-            for part, d in self.links:
-                inside[self.root(d)].add(self.root(part))
             for c, parts in inside.items():
                 if c not in chosen and c not in features and parts & set(chosen):
                     chosen.append(c)
                     grown = True
                 elif c in chosen and not parts & set(chosen):
-                    clean = [p for p in parts if p in touched and self.is_clean(p, touched, hindered)]
+                    clean = [p for p in sorted(parts) if p in touched and self.is_clean(p, touched, hindered)]
                     if clean:
                         chosen.append(self.first(clean, touched))
                         grown = True
 
-    def add_others(self, chosen: list[Dim], touched: Work, hindered: Work) -> None:
+    def add_others(self, chosen: list[int], touched: Work, hindered: Work) -> None:
         """Clean classes of arguments without a batch, of which no value has one that is chosen already, too."""
-        together: defaultdict[Dim, set[Dim]] = defaultdict(set)
-        for v in self.values.values():
-            here = {c for _, c in self.classes_of(v)}
-            for c in here:
-                together[c] |= here
         for v in self.data:
             own = [c for _, c in self.classes_of(v)]
             if chosen and not set(own) & set(chosen):
                 clean = [c for c in own if c in touched and self.is_clean(c, touched, hindered)]
-                chosen += [c for c in clean if not together[c] & set(chosen)][:1]
+                chosen += [c for c in clean if not self._meets(c, chosen)][:1]
 
-
-def _sides(op: Op, f: Factors) -> Iterator[tuple[Value, Sequence[Sequence[int]]]]:
-    """The values that an op reads and makes, each with the factors of its dims."""
-    for v, dims in (*zip(op.ins, f.ins, strict=True), *zip(op.outs, f.outs, strict=True)):
-        if isinstance(v, Value):
-            yield v, dims
+    def _meets(self, c: int, some: Collection[int]) -> bool:
+        """Whether a value has dims of a class and of some others."""
+        with_it, with_others = ({v.id for v, _ in self._dims_in(x)} for x in ({c}, some))
+        return bool(with_it & with_others)
 
 
 def _shared_constants(program: Program, factors: Sequence[Factors]) -> set[int]:
@@ -287,20 +239,3 @@ def _shared_constants(program: Program, factors: Sequence[Factors]) -> set[int]:
     nothing of the dims of either."""
     free = free_values(program, factors, {})
     return {v for v, readers in program.consumers().items() if v in free and len(readers) > 1}
-
-
-def _factors_of(op: Op, f: Factors, shared: set[int]) -> dict[int, _Factor]:
-    """By number; what is ``shared`` has no dims."""
-    own: defaultdict[int, list[Dim]] = defaultdict(list)
-    whole: defaultdict[int, list[Dim]] = defaultdict(list)
-    for v, dims in _sides(op, f):
-        i = v.id
-        if i in shared:
-            continue
-        for d, made_of in enumerate(dims):
-            if len(made_of) == 1:
-                own[made_of[0]].append((i, d))
-            else:
-                for factor in made_of:
-                    whole[factor].append((i, d))
-    return {k: _Factor(tuple(own[k]), tuple(whole[k]), k in f.blocked) for k in {**own, **whole}}

@@ -154,11 +154,6 @@ def free_values(program: Program, factors: Sequence[Factors], kinds: dict[int, s
     return free
 
 
-def constant_like(x: Atom, free: set[int], kinds: dict[int, set[ReduceOp]]) -> bool:
-    """An operand that asks for no decision: literal, free, or a scalar that is always whole."""
-    return isinstance(x, Lit) or x.id in free or (x.shape == () and not kinds.get(x.id))
-
-
 def _dim_order(op: Op, factors: Factors, operand: int) -> tuple[int, ...] | None:
     """For each result dim the operand dim it follows (-1: size 1), if the op only renames dims; else None."""
     source, target = factors.ins[operand], factors.outs[0]
@@ -176,6 +171,9 @@ class _Clusterer:
     def __init__(self, program: Program, factors: list[Factors], kinds: dict[int, set[ReduceOp]], uneven: bool) -> None:
         self.program, self.factors, self.kinds, self.uneven = program, factors, kinds, uneven
         self.free = free_values(program, factors, kinds)
+        # Operands that ask for no decision: free, or scalars that are always whole.
+        whole = {v.id for op in program.nodes for v in op.outs if v.shape == () and not kinds.get(v.id)}
+        self.undecided = self.free | whole
         self.groups: dict[tuple[int, bool], list[Op]] = {}
         self.group_of_value: dict[int, tuple[tuple[int, bool], tuple[int, ...]]] = {}
         self.root_value: dict[int, Value] = {}
@@ -191,15 +189,15 @@ class _Clusterer:
 
     def place(self, op: Op, f: Factors) -> None:
         """Add an op to the unary group of the value it depends on, if there is exactly one."""
-        if op.primitive is None or op.name == "sbp.pin" or not op.outs or any(v.shape == () for v in op.outs) or f.once:
+        if op.primitive is None or op.name == "sbp.pin" or not op.outs or f.once or any([not v.shape for v in op.outs]):
             return
-        real = [(k, x) for k, x in enumerate(op.ins) if not constant_like(x, self.free, self.kinds)]
+        real = self.decided(op)
         if not real:
             return
-        order, linear = self._renaming(op, f, frozenset(k for k, _ in real))
+        order, linear = self._renaming(op, f, frozenset([k for k, _ in real]))
         if order is None:
             return
-        operands = {x.id: x for _, x in real if isinstance(x, Value)}
+        operands = {x.id: x for _, x in real}
         if any(item.takes != "sum" and self._reaches(item.takes, operands) for item in f.linear):
             return  # a maximum may pass through it: that is a decision of its own
         home = self._home(operands, linear)
@@ -211,6 +209,11 @@ class _Clusterer:
         self.grouped[op.index] = key
         for v in op.outs:
             self.group_of_value[v.id] = (key, composed)
+
+    def decided(self, op: Op) -> list[tuple[int, Value]]:
+        """The operands that ask for a decision, and which they are."""
+        undecided = self.undecided
+        return [(k, x) for k, x in enumerate(op.ins) if isinstance(x, Value) and x.id not in undecided]
 
     def _renaming(self, op: Op, f: Factors, positions: frozenset[int]) -> tuple[tuple[int, ...] | None, bool]:
         """The order of the dims of all operands at ``positions``, if it is one; whether sums pass through them."""
@@ -320,8 +323,8 @@ def _single(
     every = folder.strategies(f, axis_sizes, useful)
     ways = allowed(op, every)
     pinned = ways if len(ways) < len(every) else ()
-    keep = [k for k, x in enumerate(op.ins) if not constant_like(x, folder.free, folder.kinds)]
-    ins = [x for k in keep if isinstance(x := op.ins[k], Value)]
+    real = folder.decided(op)
+    keep, ins = [k for k, _ in real], [x for _, x in real]
     if len(ops) == 2:  # a donated argument: its replacement arrives in the signature it left with
         ins = [x for x in ops[1].ins if isinstance(x, Value) and x.id not in folder.free]
         ways = tuple(Strategy(s.outs * len(ins), s.outs, s.share) for s in ways)
@@ -364,7 +367,7 @@ def _unary(
     root, ops = folder.root_value[key[0]], folder.groups[key]
     members = {v.id: folder.group_of_value[v.id][1] for op in ops for v in op.outs}
     inside = {op.index for op in ops}
-    exits = [v for op in ops for v in op.outs if any(user.index not in inside for user, _ in consumers.get(v.id, ()))]
+    exits = [v for op in ops for v in op.outs if any([user.index not in inside for user, _ in consumers.get(v.id, ())])]
     n = len(root.shape)
     dims = tuple((k,) if root.shape[k] != 1 else () for k in range(n))
     sums = key[1] and folder._can_be_partial(root.id)

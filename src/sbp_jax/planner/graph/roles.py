@@ -22,7 +22,7 @@ import numpy as np
 from ...rules import Factors
 from ...rules.base import is_a
 from ...trace import Op, Program, Value
-from .fusion import is_pointwise
+from .fusion import pointwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Finder:
         self.program = program
         self.consumers = program.consumers()
         self.producer = {v.id: op for op in program.nodes for v in op.outs}
-        self.pointwise = [is_pointwise(op, f) for op, f in zip(program.nodes, factors, strict=True)]
+        self.pointwise = pointwise(program, factors)
         self.kept = dict(program.donated)
         n = len(program.input_ops) - len(program.constants)
         self.arrays = [i for i in range(n) if program.input_ops[i].outs[0].shape]
@@ -119,15 +119,20 @@ class _Finder:
         training steps carries parameters, which are no data for having been updated."""
         found = {self._input(i).id for i in range(len(self.program.input_ops) - len(self.program.constants))
                  if i not in self.kept and self._input(i).shape}  # fmt: skip
+        every = self.program.reads()
         changed = True
         while changed:
             changed = False
-            for op in self.program.nodes:
-                for k, v in enumerate(op.outs):
-                    reads = op.ins[:1] if op.name == "sbp.carry" and k != 1 else op.ins
-                    if v.id not in found and any(isinstance(x, Value) and x.id in found for x in reads):
-                        found.add(v.id)
-                        changed = True
+            for op, reads in zip(self.program.nodes, every, strict=True):
+                is_fed = not found.isdisjoint(reads)
+                for k, v in enumerate(op.outs) if is_fed else ():
+                    if v.id in found:
+                        continue
+                    first = op.ins[0]
+                    if op.name == "sbp.carry" and k != 1 and not (isinstance(first, Value) and first.id in found):
+                        continue
+                    found.add(v.id)
+                    changed = True
         return found
 
     def _meets_data(self, i: int) -> bool:
@@ -165,13 +170,13 @@ class _Finder:
 
     def _behind(self, start: list[Op]) -> set[int]:
         found: set[int] = set()
-        queue = list(start)
+        reads, producer = self.program.reads(), self.producer
+        queue = [op.index for op in start]
         while queue:
-            for x in queue.pop().ins:
-                if isinstance(x, Value) and x.id not in found:
-                    found.add(x.id)
-                    if x.id in self.producer:
-                        queue.append(self.producer[x.id])
+            for i in reads[queue.pop()]:
+                if i not in found:
+                    found.add(i)
+                    queue.append(producer[i].index)
         return found
 
     def _update(self, i: int) -> tuple[set[int], list[tuple[Value, tuple[Op, ...]]], set[int]]:

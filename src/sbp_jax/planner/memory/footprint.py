@@ -18,7 +18,7 @@ from ...paths import named
 from ...trace import user_line
 from ..costs.assemble import Decisions
 from ..costs.cost_graph import CostGraph
-from .liveness import lifetimes
+from .liveness import Liveness, lifetimes
 from .protocol import MemoryTable
 from .tables import Tables
 
@@ -26,13 +26,14 @@ from .tables import Tables
 class Footprint:
     """The bytes over the program's nodes of any choice, without spelling out its plan."""
 
-    def __init__(self, decisions: Decisions, graph: CostGraph) -> None:
+    def __init__(self, decisions: Decisions, graph: CostGraph, known: Liveness | None = None) -> None:
+        """``known``: when the program's values are held, where another footprint of it has found that."""
         self.program = decisions.program
         self.n_nodes = len(self.program.nodes)
         self.n_choices = [len(c) for c in graph.nodes]
         clustering, device = decisions.clustering, decisions.model.hardware.device.name
-        found = lifetimes(self.program, clustering.factors, clustering.free, device)
-        self.tables = list(Tables(decisions, found).run())
+        self.liveness = known or lifetimes(self.program, clustering.factors, clustering.free, device)
+        self.tables = list(Tables(decisions, self.liveness).run())
         counts = [len(t.start) for t in self.tables]
         self._table = np.repeat(np.arange(len(self.tables)), counts)
         self._start = np.array([x for t in self.tables for x in t.start], np.int64)
@@ -46,9 +47,21 @@ class Footprint:
 
     def over_time(self, choice: Sequence[int]) -> np.ndarray:
         """Bytes a device holds at each node."""
+        return self._over_time(self.sizes(choice)[self._table])
+
+    @property
+    def value_ids(self) -> list[int]:
+        """By instance of a table, the value that it is of."""
+        return [v.id for t in self.tables for v in t.values]
+
+    def of_two(self, one: Sequence[int], other: Sequence[int], is_one: np.ndarray) -> np.ndarray:
+        """Bytes at each node where some instances are held as by one choice, the rest as by another. What hangs on two
+        decisions, of which one may be of the other choice, is only nearly right."""
+        return self._over_time(np.where(is_one, self.sizes(one)[self._table], self.sizes(other)[self._table]))
+
+    def _over_time(self, sizes: np.ndarray) -> np.ndarray:
         change = np.zeros(self.n_nodes + 1)
-        if len(self._table):
-            sizes = self.sizes(choice)[self._table]
+        if len(sizes):
             np.add.at(change, self._start, sizes)
             np.add.at(change, self._end + 1, -sizes)
         return np.rint(np.cumsum(change[:-1]))  # bytes are whole; sums of large ones are not quite

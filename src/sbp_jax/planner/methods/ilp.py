@@ -80,6 +80,8 @@ def ilp(task: Task) -> Found | None:
         return found
     if task.budget.closes(found.seconds, found.bound, max(min(_open_at(task), _OPEN_IF_MANY), task.gap)):
         return found
+    if task.start_stops and task.budget.closes(found.seconds, found.bound, _open_at(task)):
+        return found  # the strategies' plans are compared with it later
     # A search that used all its budget up leaves the families as much, where it was not asked to be thorough.
     left = task.budget if task.thorough else task.budget.again()
     if begins and first:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..budget import Budget
+from ..budget import Budget, Stops
 from ..costs.cost_graph import CostGraph
 from ..memory.protocol import FootprintLike
 
@@ -45,6 +45,7 @@ class Goal:
         guesses: plans that may be good, whether they fit or not.
         find_start: gives plans and prices to begin with, or None; asked where the cheapest plan does not fit.
         clusters_per_class: how many clusters of ops share one decision, on average.
+        start_stops: stops of the search for a plan that fits, where its plan is only what others start from.
     """
 
     problem: CostGraph
@@ -60,6 +61,7 @@ class Goal:
     guesses: Sequence[Sequence[int]] = ()
     find_start: FindStart | None = None
     clusters_per_class: float = 1.0
+    start_stops: Stops = ()
 
     @property
     def shares_layers(self) -> bool:

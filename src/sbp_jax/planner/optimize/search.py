@@ -1,7 +1,7 @@
 """The search for the cheapest plan that fits: solve; where memory is short, fit (``fit.py``)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .fit import Fitting
 from .goal import Goal
@@ -12,10 +12,11 @@ from .program import Solution, solve
 class Found:
     """The solution (its choice is the plan), its seconds a step without prices, and the bound proven for them.
 
-    ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it. ``memory_is_short``:
-    whether that plan holds more than the limit. ``seconds_per_byte``: what a byte more would save, by the prices that
-    prove the bound; ``prices`` has these by point. ``frontier``: of a method that finds several plans, their (seconds,
-    peak bytes). ``notes``: what is to be told with the plan.
+    ``free_seconds``: of the cheapest plan without a memory limit, where the search knows it; ``free_choice``: that
+    plan, where memory is short. ``memory_is_short``: whether that plan holds more than the limit.
+    ``seconds_per_byte``: what a byte more would save, by the prices that prove the bound; ``prices`` has these by
+    point. ``frontier``: of a method that finds several plans, their (seconds, peak bytes). ``notes``: what is to be
+    told with the plan.
     """
 
     solution: Solution
@@ -27,6 +28,7 @@ class Found:
     frontier: tuple[tuple[float, float], ...] = ()
     prices: Mapping[int, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    free_choice: tuple[int, ...] | None = None
 
 
 def search(goal: Goal) -> Found | None:
@@ -41,6 +43,9 @@ def search(goal: Goal) -> Found | None:
     limit, free = goal.limit_bytes, solution.objective
     if limit is None or goal.footprint.over_time(solution.choice).max(initial=0.0) <= limit:
         return Found(solution, free, solution.bound, free)
+    if goal.start_stops:
+        goal = replace(goal, budget=goal.budget.stopping(goal.start_stops))
+    without_limit = solution.choice
     fitting = Fitting(goal, limit, solution)
     solution = fitting.run()
     if solution is None:
@@ -57,5 +62,5 @@ def search(goal: Goal) -> Found | None:
     prices = fitting.prices
     return Found(
         solution, solution.objective, solution.bound, free, memory_is_short=True,
-        seconds_per_byte=sum(prices.values()), prices=prices, notes=notes,
+        seconds_per_byte=sum(prices.values()), prices=prices, notes=notes, free_choice=without_limit,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ...plan import PlanData
 from ...signature import Broadcast, Signature, Split
-from ...trace import Program
+from ...trace import Op, Program
 from ..amounts import bytes_text, seconds_text
 from ..budget import Budget
 from ..memory.infeasible import TooSmall
@@ -52,20 +52,17 @@ class Lost:
 def lost(program: Program, plan: PlanData) -> Lost:
     """What the plan computes repeatedly or moves, of ops and values with dims that do not divide."""
     found, sizes = Lost(), plan.placement.shape
+    known: dict[object, tuple[set[int], int, int]] = {}  # like ops of one strategy lose the same
     for node, cost in plan.timeline.runs:
-        op, (ins, outs) = program.nodes[node], plan.strategies[plan.nodes[node]]
-        values = list(zip((*op.ins, *op.outs), (*ins, *outs), strict=False))
-        lengths: set[int] = set()
-        pieces = 1
-        for axis, parts in enumerate(sizes):
-            if parts > 1 and all(isinstance(s[axis], Broadcast) for _, s in values):
-                here = {n for v, s in values for n in _uneven(v.shape, s, sizes, parts)}
-                lengths |= here
-                pieces *= parts if here else 1
+        op = program.nodes[node]
+        key = plan.nodes[node], tuple([(x.shape, x.dtype) for x in (*op.ins, *op.outs)])
+        if key not in known:
+            known[key] = _of_op(op, plan.strategies[plan.nodes[node]], sizes)
+        lengths, pieces, largest_bytes = known[key]
         if lengths:
             times = op.outs[0].times if op.outs else 1.0
             found.add(lengths, plan.timeline.costs[cost].seconds * times * (1 - 1 / pieces))
-            found.largest_bytes = max(found.largest_bytes, *(getattr(v, "size_bytes", 0) for v, _ in values))
+            found.largest_bytes = max(found.largest_bytes, largest_bytes)
     itemsize = {v.id: v.itemsize for op in program.nodes for v in op.outs}
     for b in plan.boxing_list:
         parts = [n for name, n in zip(plan.placement.axis_names, sizes, strict=True) if name in b.axes]
@@ -77,6 +74,23 @@ def lost(program: Program, plan: PlanData) -> Lost:
                 size *= n
             found.largest_bytes = max(found.largest_bytes, size)
     return found
+
+
+def _of_op(
+    op: Op, strategy: tuple[tuple[Signature, ...], tuple[Signature, ...]], sizes: Sequence[int]
+) -> tuple[set[int], int, int]:
+    """The lengths of dims that every device computes whole though axes could cut them unevenly, into how many pieces
+    these would, and the bytes of the op's largest operand or result."""
+    ins, outs = strategy
+    values = list(zip((*op.ins, *op.outs), (*ins, *outs), strict=False))
+    lengths: set[int] = set()
+    pieces = 1
+    for axis, parts in enumerate(sizes):
+        if parts > 1 and all(isinstance(s[axis], Broadcast) for _, s in values):
+            here = {n for v, s in values for n in _uneven(v.shape, s, sizes, parts)}
+            lengths |= here
+            pieces *= parts if here else 1
+    return lengths, pieces, max([getattr(v, "size_bytes", 0) for v, _ in values], default=0)
 
 
 def _uneven(shape: Sequence[int], signature: Signature, sizes: Sequence[int], parts: int) -> Iterator[int]:

@@ -4,6 +4,8 @@ import functools
 import time
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from ... import boxing
 from ...errors import InternalError
 from ...plan import Boxing, Leaf, Move, PlanData
@@ -24,7 +26,7 @@ def build_unmoved(
     program: Program, ways: Sequence[Strategy | None], request: Request, name: str, start: float
 ) -> PlanData:
     """The plan of strategies that move nothing: its cost is zero, and so is the bound. Memory is not looked at."""
-    table, nodes = _tabulate(ways)
+    table, nodes, _ = _tabulate(ways)
     return PlanData(
         function=name, fingerprint="", placement=request.placement,
         inputs=[_leaf(op, op.outs[0], ways, 1) for op in program.input_ops],
@@ -38,11 +40,20 @@ def build_unmoved(
 
 def _tabulate(
     ways: Sequence[Strategy | None],
-) -> tuple[list[tuple[tuple[Signature, ...], tuple[Signature, ...]]], list[int]]:
-    """The different strategies as signatures, and by node which of them it has; -1 for none."""
+) -> tuple[list[tuple[tuple[Signature, ...], tuple[Signature, ...]]], list[int], list[Strategy]]:
+    """The different strategies as signatures, by node which of them it has (-1 for none), and one of each."""
     table: dict[tuple[tuple[Code, ...], tuple[Code, ...]], int] = {}
-    nodes = [-1 if w is None else table.setdefault((w.ins, w.outs), len(table)) for w in ways]
-    return [(tuple(map(signature_of, i)), tuple(map(signature_of, o))) for i, o in table], nodes
+    known: dict[int, int] = {id(None): -1}
+    examples: list[Strategy] = []
+    nodes: list[int] = []
+    for way in ways:
+        number = known.get(id(way))
+        if number is None and way is not None:
+            number = known[id(way)] = table.setdefault((way.ins, way.outs), len(table))
+            if number == len(examples):
+                examples.append(way)
+        nodes.append(-1 if number is None else number)
+    return [(tuple(map(signature_of, i)), tuple(map(signature_of, o))) for i, o in table], nodes, examples
 
 
 dtype_text = functools.cache(str)
@@ -85,11 +96,12 @@ def build_plan(
             if alone is not None:
                 known[alone] = way
         complete.append(way)
-    table, nodes = _tabulate(complete)
+    table, nodes, examples = _tabulate(complete)
     positions = Positions(program)
     seconds = kernel_seconds(decisions, chosen)
     light = {k for k, x in enumerate(seconds) if x <= request.cluster.op_seconds_floor}
-    boxings = list(_boxings(program, clustering, complete, hubs, request, model, positions, light))
+    boxed = _boxed(program, clustering, nodes, examples)
+    boxings = list(_boxings(program, clustering, complete, boxed, hubs, request, model, positions, light))
     compute = sum(c.times * seconds[c.index] for c in clustering.clusters)
     memory = footprint.over_time(choice)
     moved = sum(b.seconds * b.times for b in boxings)
@@ -143,23 +155,31 @@ def _unruled(program: Program) -> list[tuple[str, str]]:
     return list(found)
 
 
+def _boxed(program: Program, clustering: Clustering, nodes: Sequence[int], ways: Sequence[Strategy]) -> set[int]:
+    """Ids of values that a node reads in another signature than they are made in; ``nodes``: which way each runs."""
+    numbers: dict[Code, int] = {}
+
+    def table(sides: Sequence[Sequence[Code]]) -> np.ndarray:
+        found = np.full((len(sides) + 1, max([len(x) for x in sides], default=0) + 1), -1)  # the last row: no way
+        for k, codes in enumerate(sides):
+            found[k, : len(codes)] = [numbers.setdefault(c, len(numbers)) for c in codes]
+        return found
+
+    reader, operand, maker, result = program.wires().T
+    way = np.array(nodes)
+    is_decided = (way[reader] >= 0) & (way[maker] >= 0)
+    reader, operand, maker, result = (x[is_decided] for x in (reader, operand, maker, result))
+    wanted, made = table([w.ins for w in ways])[way[reader], operand], table([w.outs for w in ways])[way[maker], result]
+    differs = wanted != made
+    ids = (program.nodes[m].outs[k].id for m, k in zip(maker[differs].tolist(), result[differs].tolist(), strict=True))
+    return {i for i in ids if i not in clustering.free}
+
+
 def _boxings(
-    program: Program, clustering: Clustering, complete: Sequence[Strategy | None], hubs: dict[int, tuple[Code, ...]],
-    request: Request, model: CostModel, positions: Positions, light: set[int],
+    program: Program, clustering: Clustering, complete: Sequence[Strategy | None], boxed: set[int],
+    hubs: dict[int, tuple[Code, ...]], request: Request, model: CostModel, positions: Positions, light: set[int],
 ) -> Iterator[Boxing]:  # fmt: skip
     """For each value, how every signature its consumers need comes about."""
-    made_as = {
-        v.id: made
-        for op, way in zip(program.nodes, complete, strict=True)
-        if way is not None
-        for v, made in zip(op.outs, way.outs, strict=True)
-        if v.id not in clustering.free
-    }
-    boxed: set[int] = set()
-    for op, way in zip(program.nodes, complete, strict=True):
-        for x, code in zip(op.ins, way.ins, strict=True) if way is not None else ():
-            if isinstance(x, Value) and code != made_as.get(x.id, code):
-                boxed.add(x.id)
     awaited = positions.awaited(program, clustering, boxed, light)
     needs: dict[int, dict[Code, Op]] = {}
     first: dict[tuple[int, Code], int] = {}
@@ -176,9 +196,10 @@ def _boxings(
     count = 0
     # Repeated layers ask the same: by value's looks, what it is made as and wanted as, the routes.
     known: dict[object, tuple[dict[Code, Code], list[tuple[Code, Signature, Signature, tuple[Move, ...]]]]] = {}
-    for op in program.nodes:
-        way = complete[op.index]
-        for v, made in zip(op.outs, way.outs, strict=True) if way is not None else ():
+    for op, way in zip(program.nodes, complete, strict=True):
+        if way is None or boxed.isdisjoint([v.id for v in op.outs]):
+            continue
+        for v, made in zip(op.outs, way.outs, strict=True):
             if v.id not in boxed:
                 continue
             wanted = {c: user for c, user in needs.get(v.id, {}).items() if c != made}

@@ -82,13 +82,14 @@ def repeated(program: Program, factors: Sequence[Factors], plan: PlanData, reque
     sent: dict[int, float] = {}
     for b in plan.boxing_list:
         sent[b.needed_at] = sent.get(b.needed_at, 0.0) + b.bytes * b.times
-    flops = sum(costs[op.index].flops * _times(op) for op in program.nodes if op.index in costs)
+    flops = sum([cost.flops * _times(program.nodes[node]) for node, cost in costs.items()])
+    whole = [_is_whole(ins, outs) for ins, outs in plan.strategies]
     largest = max((v.size_bytes for op in program.nodes for v in op.outs), default=0)
     lines, reasons = program.lines, _Reasons(request)
     found: dict[tuple[str, str, str, Cause], _Sums] = {}
     for op, f, k in zip(program.nodes, factors, plan.nodes, strict=True):
-        if op.primitive is None or k < 0 or not _is_whole(op, *plan.strategies[k]):
-            continue
+        if op.primitive is None or k < 0 or not whole[k] or not any([x.shape for x in (*op.ins, *op.outs)]):
+            continue  # scalars are whole anyway
         reason, cause = reasons(op, f)
         if reason in _SMALL:
             continue
@@ -214,8 +215,6 @@ def _times(op: Op) -> float:
     return value.times if isinstance(value, Value) else 1.0
 
 
-def _is_whole(op: Op, ins: Sequence[Signature], outs: Sequence[Signature]) -> bool:
+def _is_whole(ins: Sequence[Signature], outs: Sequence[Signature]) -> bool:
     """Whether nothing is split, and no operand a term (each device then works on its own)."""
-    if any(isinstance(c, Split) for s in (*ins, *outs) for c in s) or any(s.has_partial for s in ins):
-        return False
-    return any(x.shape for x in (*op.ins, *op.outs))  # scalars are whole anyway
+    return not any(isinstance(c, Split) for s in (*ins, *outs) for c in s) and not any(s.has_partial for s in ins)
