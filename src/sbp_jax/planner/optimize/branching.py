@@ -27,6 +27,9 @@ from .recombine import Seen
 _ROUNDS = 3
 _GAP = 1e-3
 _SECONDS = 2.0
+# Work of a solution beside its own: some small programs. From this level on plans come again whatever the prices.
+_SOLUTION_WORK = 1_000_000
+_HIGHEST = 0.9999
 # A mix varies if it does by more than this part of the step.
 _VARIES = 1e-5
 # Prices are at most so many times the step's seconds for the whole limit.
@@ -78,7 +81,7 @@ class Branching:
             halves = self._halves(branch)
             if halves is None:  # a mix of one plan, or of none that was seen: better prices, or this is the bound
                 found = self._next_prices(branch)
-                if found is None:
+                if found is None or branch.level > _HIGHEST:
                     done = min(done, branch.bound)
                 else:
                     waiting.append(self.raised(branch, found, gap, budget))
@@ -100,7 +103,7 @@ class Branching:
             if budget.over:
                 break
             graph = penalised(problem, [(p, self.bytes_at(t)) for t, p in prices.items()])
-            budget.spend(graph.pairs * (1 + len(prices)))
+            budget.spend(graph.pairs * (1 + len(prices)) + _SOLUTION_WORK)
             known = [p.choice for p in self.plans if branch.has(p)]
             solution = solve(graph, _GAP, budget.some(_SECONDS), known, relaxed=True)
             if solution is None:

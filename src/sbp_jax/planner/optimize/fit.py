@@ -155,9 +155,9 @@ class Fitting:
     def _by_branching(self) -> None:
         """Bounds and plans by branch and bound (``branching.py``), where so many branches may close the gap."""
         may_close = self.goal.problem.pairs <= _BRANCHED_PAIRS or self.bound > (1 - _BRANCHED_GAP) * self._aim
-        if self.best is None or not (self.prices and may_close) or self._is_over():
+        is_tiny = self.goal.problem.pairs <= _FEW_PAIRS  # the program with binaries closes it at once
+        if self.best is None or is_tiny or not (self.prices and may_close) or self._is_over():
             return
-        self.goal.progress("fitting into memory by branch and bound")
         unit = self.free.objective / self.limit
         branching = Branching(self.goal.problem, self._bytes_at, self.limit, unit, self.plans, self.points,
                               self._offer, self._meet, lambda: self._aim)  # fmt: skip
