@@ -12,6 +12,8 @@ from scipy import optimize
 # The level of the method: this part of the way from the bound to what the plans seen promise. Set by hand: the
 # method converges with any part between 0 and 1 (Lemarechal, Nemirovskii and Nesterov).
 LEVEL = 0.5
+# The level is looked for no higher than this times the bound: far plans promise much and hold nothing.
+_PROMISE = 1.2
 
 
 def largest(
@@ -49,3 +51,27 @@ def nearest(
 
 def _sum(n: int, others: int, total: float | None) -> dict[str, list[list[float]] | list[float]]:
     return {} if total is None else {"A_eq": [[1.0] * n + [0.0] * others], "b_eq": [total]}
+
+
+def better(
+    costs: np.ndarray, rows: np.ndarray, centre: np.ndarray, bound: float, known: float, part: float, gap: float,
+    cap: float,
+) -> np.ndarray | None:  # fmt: skip
+    """The weights nearest to ``centre`` that promise ``part`` of the way from the bound to the most that any do, or to
+    the ``known`` worth; None where no weights promise more than ``gap`` beyond the bound."""
+    straight, ceiling = largest(costs, rows, cap)
+    ceiling = min(ceiling, known)
+    if straight is None or ceiling - bound <= gap * abs(ceiling):
+        return None
+    near = nearest(costs, rows, bound + part * (min(ceiling, _PROMISE * bound) - bound), centre, cap)
+    return straight if near is None else near
+
+
+def mixed(costs: np.ndarray, rows: np.ndarray, cap: float) -> np.ndarray | None:
+    """The parts of plans in the cheapest mix that keeps to all rows on average: what ``largest`` is the dual of."""
+    n = rows.shape[1]
+    result = optimize.linprog(
+        np.r_[np.zeros(n), -1.0], A_ub=np.c_[-rows, np.ones(len(rows))], b_ub=costs,
+        bounds=[(0.0, cap)] * n + [(None, None)], method="highs",
+    )  # fmt: skip
+    return None if result.x is None else np.maximum(0.0, -result.ineqlin.marginals)

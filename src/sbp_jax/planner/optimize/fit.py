@@ -8,7 +8,6 @@ between the two, the program with a row for each point closes, without the choic
 expensive.
 """
 
-import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,17 +17,16 @@ import numpy as np
 from ..budget import WORK_A_SECOND, Budget
 from ..costs.cost_graph import CostGraph, Subset, penalised
 from .bounds import proving_work, spares
-from .bundle import LEVEL, largest, nearest
+from .branching import Branching
+from .bundle import LEVEL, better
 from .goal import Goal, Start
 from .program import Solution, solve, solve_within
-from .recombine import Pool, Seen, chosen, sparing, together
+from .recombine import Pool, Seen, chosen, sparing_few, together
 from .regions import FIRST, MOST, improve_regions, settled
 from .smallest_limit import Smallest, out_of_time
 
 # Set by hand; docs/decisions/0015 to 0017 measure what it leads to. Rounds of prices, points added at the end.
 _ROUNDS = 40
-# The level is looked for no higher than this times the bound: far plans promise much and hold nothing.
-_PROMISE = 1.2
 # Prices are at most so many times the step's seconds for the whole limit.
 _CAP = 100.0
 # Prices of every other round as multiples of those for the bound, doubled until a plan fits.
@@ -64,6 +62,9 @@ _MORE_POINTS = 4
 # may gain nothing in a row.
 _SPREAD = (1.5, 0.67, 2.25, 0.45, 1.22, 0.82)
 _SPREAD_SECONDS, _MOST_IDLE = 5.0, 3
+# Branch and bound: for so long, at most this part of what is left; of so few pairs of choices, or for gaps below this.
+_BRANCH_SECONDS, _BRANCH_PART = 12.0, 0.7
+_BRANCHED_PAIRS, _BRANCHED_GAP = 60_000, 0.06
 # For plans that fit where prices found none.
 _FEASIBLE_SECONDS = 10.0
 # What is left open is closed, as far as some seconds do (all that are left, if thorough), where so few pairs of choices
@@ -130,7 +131,7 @@ class Fitting:
             self._any_plan(smallest, tried)
         # A fine gap of layers that change all at once is what stays between two plans.
         ends_here = self._is_fine and self.goal.shares_layers and not self.goal.thorough
-        local = () if ends_here else (self._spread, self._combine_by_node, self._by_regions)
+        local = () if ends_here else (self._by_branching, self._spread, self._combine_by_node, self._by_regions)
         for step in (*local, self._combine, self._exactly):
             if not self._closed(self.goal.gap):
                 step()
@@ -168,6 +169,19 @@ class Fitting:
                 self._offer(found.solution.choice)
         if self.best is not None:
             self._combine()
+
+    def _by_branching(self) -> None:
+        """Bounds and plans by branch and bound (``branching.py``), where so many branches may close the gap."""
+        may_close = self.goal.problem.pairs <= _BRANCHED_PAIRS or self.bound > (1 - _BRANCHED_GAP) * self._aim
+        is_tiny = self.goal.problem.pairs <= _FEW_PAIRS  # the program with binaries closes it at once
+        if self.best is None or is_tiny or not (self.prices and may_close) or self._is_over():
+            return
+        unit = self.free.objective / self.limit
+        branching = Branching(self.goal.problem, self._bytes_at, self.limit, unit, self.plans, self.points,
+                              self._offer, self._meet, lambda: self._aim)  # fmt: skip
+        some = self.goal.budget.some(_BRANCH_SECONDS * max(1.0, self.goal.patience), part=_BRANCH_PART)
+        enough = max(self.goal.gap, self.goal.budget.small_gap)
+        self.bound = max(self.bound, branching.run(self.bound, self.prices, enough, some))
 
     def _is_over(self) -> bool:
         """Whether the budget is; asked where something is still to be done."""
@@ -303,15 +317,9 @@ class Fitting:
         unit = self.free.objective / self.limit
         costs = np.array([p.seconds for p in self.plans])
         rows = np.array([p.memory[self.points] - self.limit for p in self.plans]) * unit
-        straight, ceiling = largest(costs, rows, _CAP)
-        ceiling = min(ceiling, self._aim)
-        if straight is None or ceiling - self.bound <= _ROUND_GAP * abs(ceiling):
-            return None
-        level = self.bound + part * (min(ceiling, _PROMISE * self.bound) - self.bound)
         centre = np.array([self.prices.get(t, 0.0) for t in self.points]) / unit
-        near = nearest(costs, rows, level, centre, _CAP)
-        scaled = straight if near is None else near
-        return dict(zip(self.points, (scaled * unit).tolist(), strict=True))
+        prices = better(costs, rows, centre, self.bound, self._aim, part, _ROUND_GAP, _CAP)
+        return prices if prices is None else dict(zip(self.points, (prices * unit).tolist(), strict=True))
 
     def _spread(self) -> None:
         """More plans to put together, from other prices."""
@@ -405,7 +413,9 @@ class Fitting:
         floor -= self.limit * sum(self.prices.values())
         while not self._closed(gap):
             self.goal.progress(f"fitting into memory exactly, {len(self.points)} points")
-            before, kept = self._aim, self._kept(spare, self._aim - floor)
+            most = math.inf if self.goal.thorough else _MOST_LEFT
+            best = None if self.best is None else self.best.choice
+            before, kept = self._aim, sparing_few(spare, self._aim - floor, best, self.goal.problem, most, _BEST_FEW)
             proven = self._within(kept, gap, budget, _ROUNDS)
             out = min(float(np.delete(s, k).min(initial=math.inf)) for s, k in zip(spare, kept.kept, strict=True))
             if proven is not None:
@@ -413,13 +423,3 @@ class Fitting:
                 self.bound = max(self.bound, min(proven, floor + out, self._aim))
             if self._aim == before or not math.isfinite(out) or budget.over or self.was_stopped:
                 return
-
-    def _kept(self, spare: list[np.ndarray], most: float) -> Subset:
-        """The choices that cost at most ``most`` beyond a bound, or less where those are many, and the best plan's."""
-        known = None if self.best is None else self.best.choice
-        all_of_them = sparing(spare, most + 1e-9 * abs(most), known)
-        if self.goal.thorough or all_of_them.pairs(self.goal.problem) <= _MOST_LEFT:
-            return all_of_them
-        values = np.unique(np.concatenate(spare))
-        few = bisect.bisect_right(values, _BEST_FEW, key=lambda x: sparing(spare, x, known).pairs(self.goal.problem))
-        return sparing(spare, float(values[max(few - 1, 0)]), known)

@@ -26,8 +26,9 @@ from .min_cut import Ladder, Sizes, Turn, find_turn
 _NEARLY = 0.8
 # The first mix's part of the budget, where it is not the user's; what is left of it is the others'.
 _FIRST = 0.75
-# Each other mix's part of what is left, if that is more than what the first one leaves.
+# Each other mix's part of what is left, if that is more than what the first one leaves; or than this, while none fits.
 _OF_LEFT = 0.5
+_WHILE_NONE = 0.5
 # Mixes tried between two.
 _PARTS = 12
 # Arguments are read anew where a plan fits anyway if that frees this part of the limit, and saves this part of the step
@@ -200,7 +201,7 @@ class _Choice:
         pins = {k: self.request.pins[o] for k, o in enumerate(origin) if o in self.request.pins}
         left = self.request.budget
         if not self.request.thorough:
-            left = left.at_least(1 - _FIRST, _OF_LEFT)
+            left = left.at_least(1 - _FIRST if self.tried else _WHILE_NONE, _OF_LEFT)
         plan = self.attempt(program, replace(self.request, pins=pins, budget=left, tell_smallest=False))
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
