@@ -24,7 +24,7 @@ _OPEN_IF_SHARED = 0.03
 # On a mesh of so few axes only a wide gap is one, but for thorough searches: in 17 searches of the zoo on 2x4 under a
 # limit none was better than what regions lead to, and they took as long; on 2x2x2 six of 12 were, by up to 2 %.
 _FEW_AXES = 2
-_OPEN_ON_FEW_AXES = 0.1
+_OPEN_ON_FEW_AXES = 0.2
 # Where families are not searched, the strategies themselves are, in this part of the budget: no plan is above theirs.
 _FOR_STRATEGIES = 0.15
 # Beyond so many pairs of choices, on more axes, a search begins with plans that treat axes as one, in this part of the

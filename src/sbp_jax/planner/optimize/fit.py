@@ -262,7 +262,8 @@ class Fitting:
             points, plan = len(self.points), self._offer(solution.choice)
             if beyond and plan.peak > self.limit:
                 over *= 2
-            if not met:
+            # Where parts of some plans do not fit together, those of one more hardly do.
+            if not met and (self.best is not None or round_number & (round_number - 1) == 0):
                 self._combine()
             last = solution, plan.memory
             if self._closed(max(self.goal.gap, _ROUND_GAP)):
