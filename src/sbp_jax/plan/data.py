@@ -140,6 +140,8 @@ class PlanData:
     what reports and ``explain`` do; ``hardware`` is the cluster it was made for, as TOML, ``options`` what the
     configuration asked for beyond its defaults. With ``rewritten``, ``nodes`` are those of the program after its
     substitutions; with ``recomputed``, after ``trace.recompute``, too.
+    ``byte_prices``: where memory is short, seconds that a byte less held at a node would be worth, as the bound's proof
+    has them; not saved.
     ``argument_names`` are what the function calls its arguments given by position, for reports: a leaf's path has their
     numbers.
     ``objective`` is what the search minimised, ``bound`` is proven for it. ``priced`` says which: "sum" is all compute
@@ -181,6 +183,7 @@ class PlanData:
     hardware: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     argument_names: list[str] = field(default_factory=list)
+    byte_prices: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
     in_tree: Any = None
     out_tree: Any = None
 

@@ -38,7 +38,7 @@ def decide(task: Task, asked: Request) -> Decided | None:
         roles, choices = task.roles.among(narrowed.choices.kept, narrowed.choices.followers), narrowed.choices
         find_features = task.find_features
         task = replace(
-            task, problem=narrowed.problem, footprint=narrowed.footprint, find_roles=lambda: roles,
+            task, problem=narrowed.problem, footprint=narrowed.footprint, find_roles=lambda: roles, find_start=None,
             find_features=lambda: [choices.of(x) for x in find_features()],
         )  # fmt: skip
     named = lookup(asked.solver)

@@ -57,6 +57,10 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
                 clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1),
                 start_stops=START_STOPS if is_start else (), n_axes=len(request.placement.shape),
                 placement=request.placement, cluster=request.cluster)  # fmt: skip
+    if request.known is not None:
+        task = replace(
+            task, find_start=functools.partial(request.known.start, graph, decisions, footprint, request.budget)
+        )
     hidden, before = None, request.budget.spent
     grouping = Grouping(decisions, footprint)
     if request.shorter_than is None:
@@ -131,4 +135,5 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
         plan.frontier = list(found.frontier)
     if found.memory_is_short:
         plan.statistics["seconds_per_byte"] = found.seconds_per_byte
+        plan.byte_prices = dict(found.prices)
     return plan

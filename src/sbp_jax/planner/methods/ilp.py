@@ -5,6 +5,7 @@ the search among all plans begins with (docs/decisions/0023). Where a limit leav
 fixed strategy's plan, or one that treats mesh axes as one, may be the better: then it is the answer.
 """
 
+import functools
 from dataclasses import replace
 
 from ..budget import Budget
@@ -49,18 +50,21 @@ def ilp(task: Task) -> Found | None:
 
     # Where plans with axes as one come first, each of the two searches may do as much as one alone.
     many_axes = task.n_axes > _FEW_AXES
-    begins = many_axes and task.limit_bytes is not None and not task.thorough and not task.shares_layers
+    given = None if task.find_start is None else functools.cache(task.find_start)
+    begins = many_axes and task.limit_bytes is not None and not task.thorough and not task.shares_layers and not given
     own = task.budget.again() if begins else task.budget
 
     def find_start() -> Start | None:
         """Plans of a smaller family: among so many choices a search finds its first one late."""
         if begins:
             first.update(one_axis_fewer(replace(task, budget=task.budget.again().share(_FOR_FEWER_AXES))))
-        if is_late and not first and not task.shares_layers:
+        if is_late and not first and not task.shares_layers and not given:
             first.update(coarsest(replace(task, thorough=False, budget=own.share(_FOR_A_START))))
         return known()
 
     def known() -> Start | None:
+        if given is not None:
+            return given()
         plans = [f for f in first.values() if f]
         choices = [choice for f in plans for choice in (f.solution.choice, *f.solution.seen)]
         return Start(choices, plans[0].prices) if plans else None

@@ -10,13 +10,14 @@ one that recomputes nothing and splits more. Between two mixes, one of which doe
 used for as many of the first layers as it takes.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ...plan import PlanData, Recomputed
 from ...rules.widen import code_of
 from ...trace import Program, fingerprint, read_anew, recompute
 from ..costs.op_cost import CostModel
+from ..known import Known
 from ..make import make_plan
 from ..memory.infeasible import TooSmall
 from ..request import Request
@@ -97,6 +98,8 @@ class _Choice:
     def __init__(self, program: Program, request: Request, name: str, limit: float) -> None:
         self.program, self.request, self.name, self.limit = program, request, name, limit
         self.tried: list[PlanData] = []
+        self.origins: list[Sequence[int]] = []
+        """Of the plans tried, the node that each node of their programs is, or is a copy of."""
         self.refusals: list[tuple[TooSmall, Program, Request]] = []
         self.cut = False
         """Whether nothing was left for a mix."""
@@ -202,7 +205,10 @@ class _Choice:
         left = self.request.budget
         if not self.request.thorough:
             left = left.at_least(1 - _FIRST if self.tried else _WHILE_NONE, _OF_LEFT)
-        plan = self.attempt(program, replace(self.request, pins=pins, budget=left, tell_smallest=False))
+        best = min(range(len(self.tried)), key=lambda k: self.tried[k].objective, default=None)
+        known = None if best is None else Known(self.tried[best], self.origins[best], origin)
+        asked = replace(self.request, pins=pins, budget=left, tell_smallest=False, known=known)
+        plan = self.attempt(program, asked, origin)
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
@@ -217,11 +223,12 @@ class _Choice:
             return f"memory is short: {what}, which is cheaper than holding all; the gap is proven for what was tried"
         return f"to fit, {what}; the gap is proven for what was tried"
 
-    def attempt(self, program: Program, request: Request) -> PlanData | None:
+    def attempt(self, program: Program, request: Request, origin: Sequence[int] | None = None) -> PlanData | None:
         try:
             plan = make_plan(program, replace(request, limit_is_firm=True), self.name)
         except TooSmall as error:
             self.refusals.append((error, program, request))
             return None
         self.tried.append(plan)
+        self.origins.append(range(len(program.nodes)) if origin is None else origin)
         return plan

@@ -1,0 +1,73 @@
+"""What a plan of one form of a program tells the search among those of another one.
+
+A program whose arguments are read anew, or whose values are made again, has most of its nodes in common with the one
+that it is made from, and often a plan much like it. Its search begins with that plan, copies as what they are copies
+of, and with the prices for bytes that proved that one's bound: alone it may end before it knows as much.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..plan import PlanData
+from ..rules.widen import Code, code_of
+from .budget import Budget
+from .costs.assemble import Decisions
+from .costs.cost_graph import CostGraph, Subset, penalised
+from .graph.clusters import OpCluster
+from .memory.footprint import Footprint
+from .optimize.goal import Start
+from .optimize.program import solve
+
+# Of work, for what the plan does not tell, which need not be better than this.
+_SECONDS, _GAP = 1.0, 1e-2
+
+_Way = tuple[tuple[Code, ...], tuple[Code, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A plan and where each node of its program comes from; ``origin``: the same of the program to be searched.
+
+    Origins are nodes of the program that both are made from, -1 for what is only in one of them.
+    """
+
+    plan: PlanData
+    plan_origin: Sequence[int]
+    origin: Sequence[int]
+
+    def start(self, problem: CostGraph, decisions: Decisions, footprint: Footprint, budget: Budget) -> Start | None:
+        """The plan among the choices of the program to be searched, and its prices there; None where none is like it."""
+        table = [(tuple(map(code_of, ins)), tuple(map(code_of, outs))) for ins, outs in self.plan.strategies]
+        ways = {o: table[k] for o, k in zip(self.plan_origin, self.plan.nodes, strict=True) if o >= 0}
+        kept = [self._like(cluster, ways) for cluster in decisions.representative]
+        kept += [np.arange(len(problem.nodes[n])) for n in range(len(kept), len(problem.nodes))]  # the hubs
+        if not any(len(k) < len(c) for k, c in zip(kept, problem.nodes, strict=True)):
+            return None
+        point_of = {o: k for k, o in reversed(list(enumerate(self.origin)))}
+        first = [self.plan_origin[t] for t in self.plan.byte_prices]
+        prices = {
+            point_of[o]: price for o, price in zip(first, self.plan.byte_prices.values(), strict=True) if o in point_of
+        }
+        priced = penalised(problem, [(price, footprint.at(t)) for t, price in prices.items()])
+        choices = Subset(kept)
+        found = solve(choices.of(priced), _GAP, budget.some(_SECONDS))
+        return None if found is None else Start([choices.widen(found.choice)], prices)
+
+    def _like(self, cluster: OpCluster, ways: dict[int, _Way]) -> np.ndarray:
+        """The choices of a cluster that are the plan's; all of them where it has none of those."""
+        left = list(range(len(cluster.strategies)))
+        for op in cluster.ops:
+            way = ways.get(self.origin[op.index])
+            if way is None or len(left) == 1:
+                continue
+            same = [k for k in left if _agree(cluster.codes(cluster.strategies[k], op), way)]
+            left = same or left
+        return np.array(left)
+
+
+def _agree(codes: tuple[tuple[Code | None, ...], tuple[Code, ...]], way: _Way) -> bool:
+    """Whether what a cluster says of an op is what the plan has there; it is silent on what is free."""
+    (ins, outs), (known_ins, known_outs) = codes, way
+    return (not outs or outs == known_outs) and all(a is None or a == b for a, b in zip(ins, known_ins, strict=False))
