@@ -1,6 +1,7 @@
 """``remat="auto"``: seconds against bytes, by minimum cuts; under a memory limit the cheapest mix wins."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,14 @@ from sbp_jax import Plan
 from sbp_jax.calls import capture
 from sbp_jax.cluster import get
 from sbp_jax.planner import Request, make_plan
+from sbp_jax.planner.budget import Budget
+from sbp_jax.planner.costs.cost_graph import penalised
 from sbp_jax.planner.costs.op_cost import CostModel
+from sbp_jax.planner.prepare import prepare
 from sbp_jax.planner.remat import search as remat
+from sbp_jax.planner.remat.known import Known
 from sbp_jax.planner.remat.min_cut import Ladder, Sizes, find_turn
+from sbp_jax.trace import recompute
 from zoo import gpt
 
 GPT = {"layers": 8, "hidden": 256, "heads": 8, "seq": 256, "vocab": 512, "batch": 64, "dropout": 0.0}
@@ -54,6 +60,32 @@ def deep(ws, x):
 
 
 DEEP = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 6, jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
+
+
+def test_the_next_mix_begins_with_the_plan_and_the_prices_of_the_one_before() -> None:
+    """In those signatures the program that reads arguments anew takes as long."""
+    program, _, _ = capture.trace(deep, DEEP, {}, (), (0,))
+    hardware = get("a100-80")
+    request = Request(placement=where(8), cluster=hardware, share_layers=False)
+    free = make_plan(program, request)
+    request = replace(request, memory_limit_bytes=0.7 * free.memory_per_device)
+    plan = make_plan(program, request)
+    assert plan.byte_prices and free.byte_prices == {}
+    turn = find_turn(program, Sizes(program, free, CostModel(hardware, (8,))))
+    assert turn is not None
+    anew, origin = recompute(program, turn.node, ())
+    assert len(anew.nodes) > len(program.nodes)
+    other = prepare(anew, request)
+    known = Known(plan, range(len(program.nodes)), origin)
+    start = known.start(other.graph, other.decisions, other.footprint, Budget())
+    assert start is not None
+    assert other.graph.evaluate(start.plans[0]) == pytest.approx(plan.objective, rel=1e-6)
+    assert other.footprint.over_time(start.plans[0]).max() == pytest.approx(plan.memory_per_device, rel=0.01)
+    priced = penalised(other.graph, [(price, other.footprint.at(t)) for t, price in start.prices.items()])
+    assert priced.evaluate(start.plans[1]) <= (1 + 1e-2) * priced.evaluate(start.plans[0])
+    assert sum(start.prices.values()) == pytest.approx(sum(plan.byte_prices.values()))
+    none = Known(plan, [-1] * len(program.nodes), origin)
+    assert none.start(other.graph, other.decisions, other.footprint, Budget()) is None
 
 
 def test_arguments_may_be_read_anew_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,10 +57,9 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
                 clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1),
                 start_stops=START_STOPS if is_start else (), n_axes=len(request.placement.shape),
                 placement=request.placement, cluster=request.cluster)  # fmt: skip
-    if request.known is not None:
-        task = replace(
-            task, find_start=functools.partial(request.known.start, graph, decisions, footprint, request.budget)
-        )
+    if request.find_start is not None:
+        start_of = functools.partial(request.find_start, graph, decisions, footprint, request.budget)
+        task = replace(task, find_start=start_of)
     hidden, before = None, request.budget.spent
     grouping = Grouping(decisions, footprint)
     if request.shorter_than is None:

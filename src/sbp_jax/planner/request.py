@@ -9,7 +9,6 @@ from ..placement import Placement
 from ..plan import PlanData
 from ..signature import Signature
 from .budget import Budget
-from .known import Known
 from .pins import Pins
 
 
@@ -25,8 +24,9 @@ class Request:
     (an output's operand) must have, whatever it costs. ``shorter_than``: a plan for the same, which is to be given back
     unless one is found whose simulated step is shorter. ``tell_smallest``: whether the error of a limit that
     is too small says the smallest that is not. ``prepared``: programs that are ready to be searched (``prepare.py``),
-    shared by requests that are made of each other. ``known``: a plan of another form of the program, for the search to
-    begin with where memory is short. The others as in ``AutoParallelConfig``.
+    shared by requests that are made of each other. ``find_start``: what a search begins with where memory is
+    short (``Start``), given the cost graph, its decisions, the footprint and a budget. The others as in
+    ``AutoParallelConfig``.
     """
 
     placement: Placement
@@ -57,7 +57,7 @@ class Request:
     shorter_than: PlanData | None = None
     tell_smallest: bool = True
     prepared: list[Any] | None = field(default=None, compare=False, repr=False)
-    known: Known | None = field(default=None, compare=False, repr=False)
+    find_start: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     progress: Callable[[str], None] = lambda _: None
 
     @property

@@ -17,10 +17,10 @@ from ...plan import PlanData, Recomputed
 from ...rules.widen import code_of
 from ...trace import Program, fingerprint, read_anew, recompute
 from ..costs.op_cost import CostModel
-from ..known import Known
 from ..make import make_plan
 from ..memory.infeasible import TooSmall
 from ..request import Request
+from .known import Known
 from .min_cut import Ladder, Sizes, Turn, find_turn
 
 # A plan that holds more than this part of the limit may have been made more expensive by it.
@@ -207,7 +207,7 @@ class _Choice:
             left = left.at_least(1 - _FIRST if self.tried else _WHILE_NONE, _OF_LEFT)
         best = min(range(len(self.tried)), key=lambda k: self.tried[k].objective, default=None)
         known = None if best is None else Known(self.tried[best], self.origins[best], origin)
-        asked = replace(self.request, pins=pins, budget=left, tell_smallest=False, known=known)
+        asked = replace(self.request, pins=pins, budget=left, tell_smallest=False, find_start=known and known.start)
         plan = self.attempt(program, asked, origin)
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)

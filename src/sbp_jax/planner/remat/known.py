@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..plan import PlanData
-from ..rules.widen import Code, code_of
-from .budget import Budget
-from .costs.assemble import Decisions
-from .costs.cost_graph import CostGraph, Subset, penalised
-from .graph.clusters import OpCluster
-from .memory.footprint import Footprint
-from .optimize.goal import Start
-from .optimize.program import solve
+from ...plan import PlanData
+from ...rules.widen import Code, code_of
+from ..budget import Budget
+from ..costs.assemble import Decisions
+from ..costs.cost_graph import CostGraph, Subset, penalised
+from ..graph.clusters import OpCluster
+from ..memory.footprint import Footprint
+from ..optimize.goal import Start
+from ..optimize.program import solve
 
 # Of work, for what the plan does not tell, which need not be better than this.
 _SECONDS, _GAP = 1.0, 1e-2
@@ -38,7 +38,7 @@ class Known:
     origin: Sequence[int]
 
     def start(self, problem: CostGraph, decisions: Decisions, footprint: Footprint, budget: Budget) -> Start | None:
-        """The plan among the choices of the program to be searched, and its prices there; None where none is like it."""
+        """The plan as a choice for the program to be searched, and its prices there; None where nothing is the same."""
         table = [(tuple(map(code_of, ins)), tuple(map(code_of, outs))) for ins, outs in self.plan.strategies]
         ways = {o: table[k] for o, k in zip(self.plan_origin, self.plan.nodes, strict=True) if o >= 0}
         kept = [self._like(cluster, ways) for cluster in decisions.representative]
@@ -52,8 +52,9 @@ class Known:
         }
         priced = penalised(problem, [(price, footprint.at(t)) for t, price in prices.items()])
         choices = Subset(kept)
-        found = solve(choices.of(priced), _GAP, budget.some(_SECONDS))
-        return None if found is None else Start([choices.widen(found.choice)], prices)
+        # What the plan does not tell: as fast as can be, and as those prices have it.
+        found = [solve(choices.of(graph), _GAP, budget.some(_SECONDS)) for graph in (problem, priced)]
+        return Start([choices.widen(x.choice) for x in found if x is not None], prices)
 
     def _like(self, cluster: OpCluster, ways: dict[int, _Way]) -> np.ndarray:
         """The choices of a cluster that are the plan's; all of them where it has none of those."""
