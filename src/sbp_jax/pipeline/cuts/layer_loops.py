@@ -19,7 +19,7 @@ from jax import lax
 from ...lower.emit import Emitter, Scope
 from ...lower.named import named_in
 from ...placement import Placement
-from ...planner.graph.batch import DimClasses
+from ...planner.graph.dim_classes import DimClasses
 from ...rules import Factors, Local
 from ...rules.widen import PARTIAL, B, Strategy, signature_of, strategies
 from ...signature import Signature
@@ -83,7 +83,7 @@ def find_layers(program: Program, factors: Sequence[Factors], kept: set[int]) ->
     lengths: dict[Any, int] = {}
     for unit in scans.values():
         for x in (op.ins[0] for op in unit.roles["unstack"]):
-            if isinstance(x, Value) and unit.params["length"] > 1 and (c := classes.root((x.id, 0))) in stacked:
+            if isinstance(x, Value) and unit.params["length"] > 1 and (c := classes.class_of(x, 0)) in stacked:
                 lengths[c] = unit.params["length"]
     found.length = max(lengths.values(), default=0)
     chosen = {c for c, n in lengths.items() if n == found.length}
@@ -91,7 +91,7 @@ def find_layers(program: Program, factors: Sequence[Factors], kept: set[int]) ->
     while grown:  # what such a loop collects is stacked, too, and so are the loops that read it
         grown = False
         for k, unit in scans.items():
-            slices = {classes.root((x.id, 0)) for x in _slices(unit)}
+            slices = {classes.class_of(x, 0) for x in _slices(unit)}
             if k not in found.loops and unit.params["length"] == found.length and slices & chosen:
                 found.loops.add(k)
                 chosen |= slices

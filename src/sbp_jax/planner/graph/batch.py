@@ -22,7 +22,6 @@ import numpy as np
 from ...rules import Factors
 from ...rules.base import size
 from ...trace import Program, Value
-from .clusters import free_values
 from .dim_classes import DimClasses
 from .roles import Roles
 
@@ -57,13 +56,12 @@ def examples(program: Program, factors: Sequence[Factors], found: Roles) -> Exam
 
 class _Finder(DimClasses):
     def __init__(self, program: Program, factors: Sequence[Factors], found: Roles) -> None:
-        shared = _shared_constants(program, factors)
-        super().__init__(program, factors, shared)
+        super().__init__(program, factors)
         self.program, self.factors = program, factors
         self.data = [program.input_ops[i].outs[0] for i in found.data]
         self.parameters = [program.input_ops[i].outs[0] for i in found.parameters]
         self.states = [program.input_ops[i].outs[0] for i in found.states]
-        self._join_along_constants(shared)
+        self._join_along_constants(self.shared)
 
     def _join_along_constants(self, shared: set[int]) -> None:
         """Join what reads one constant along the same dim, but for features: its shape may be theirs by chance."""
@@ -232,10 +230,3 @@ class _Finder(DimClasses):
         """Whether a value has dims of a class and of some others."""
         with_it, with_others = ({v.id for v, _ in self._dims_in(x)} for x in ({c}, some))
         return bool(with_it & with_others)
-
-
-def _shared_constants(program: Program, factors: Sequence[Factors]) -> set[int]:
-    """Values made of scalars that several ops read: zeros that logits and a weight of their shape have in common say
-    nothing of the dims of either."""
-    free = free_values(program, factors, {})
-    return {v for v, readers in program.consumers().items() if v in free and len(readers) > 1}

@@ -14,6 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ...rules import Factors
 from ...trace import Op, Program, Value
+from .clusters import free_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,11 @@ class Alike:
 class DimClasses:
     """Dims by number, ``start[value id]`` being the first one of a value; ``label`` is the class of each.
 
-    ``shared`` values have no dims in common with what is made of them.
+    ``shared`` constants have no dims in common with what is made of them.
     """
 
-    def __init__(self, program: Program, factors: Sequence[Factors], shared: Collection[int]) -> None:
+    def __init__(self, program: Program, factors: Sequence[Factors]) -> None:
+        self.shared = _shared_constants(program, factors)
         self.values: list[Value] = [v for op in program.nodes for v in op.outs]
         n_dims = np.array([len(v.shape) for v in self.values], np.int64)
         ends = np.cumsum(n_dims)
@@ -57,7 +59,7 @@ class DimClasses:
         self.value_of = np.repeat(np.arange(len(self.values)), n_dims)
         self.is_long = np.array([n > 1 for v in self.values for n in v.shape], bool)
         self.label = np.arange(self.n)
-        self.alike = self.group(zip(program.nodes, factors, strict=True), shared)
+        self.alike = self.group(zip(program.nodes, factors, strict=True), self.shared)
         every = [(a, f) for a in self.alike for f in a.factors]
         # A dim, and one that it is a part of, in the order of nodes.
         self.links = _in_order([(a.nodes, a.dims(f.dims[0]), a.dims(d)) for a, f in every if f.dims for d in f.whole])
@@ -132,6 +134,10 @@ class DimClasses:
         both = (of_first >= 0) & (self._pieces >= 0)
         return np.stack([of_first[both], self._pieces[both]], axis=1)
 
+    def class_of(self, v: Value, dim: int) -> int:
+        """The class of a dim of a value."""
+        return int(self.label[self.start[v.id] + dim])
+
     def classes_of(self, v: Value) -> list[tuple[int, int]]:
         """The dims of a value, longer than 1, with their classes."""
         at = self.start[v.id]
@@ -172,3 +178,10 @@ def _factors_of(
         for at, d, numbers in several
     )
     return tuple(found.values()), made
+
+
+def _shared_constants(program: Program, factors: Sequence[Factors]) -> set[int]:
+    """Values made of scalars that several ops read: zeros that logits and a weight of their shape have in common say
+    nothing of the dims of either."""
+    free = free_values(program, factors, {})
+    return {v for v, readers in program.consumers().items() if v in free and len(readers) > 1}
