@@ -173,9 +173,12 @@ def _trip_count(cond: Any, body: Any, n_cond: int, n_body: int, initial: Sequenc
 
 
 def cond(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
-    """``lax.cond``/``switch``: every branch planned; results join in one signature."""
+    """``lax.cond``/``switch``: every branch planned; results join in one signature. Of a known index its branch alone."""
     branches, info = eqn.params["branches"], eqn.source_info
     index, operands = ins[0], ins[1:]
+    if isinstance(index, Lit):
+        known = min(max(int(index.literal), 0), len(branches) - 1)
+        return t.inline(*opened(branches[known]), operands)
     bodies, entries, results = [], [], []
     for branch, consts in map(opened, branches):
         inner = t.scoped(1.0)

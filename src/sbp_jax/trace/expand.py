@@ -5,7 +5,6 @@
 out as ``iota`` and ``threefry2x32`` it splits along any dimension by its ordinary rules.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -46,8 +45,7 @@ def _threefry_bits(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> ja
     words = jax.random.key_data(key)
     k0, k1 = words[0], words[1]
     high, low = _positions(shape)
-    spread = functools.partial(jnp.broadcast_to, shape=shape)
-    first, second = threefry2x32_p.bind(spread(k0), spread(k1), high, low)
+    first, second = threefry2x32_p.bind(k0, k1, high, low)
     dtype = _WORDS[bit_width]
     if bit_width == 64:
         return (first.astype(dtype) << dtype(32)) | second.astype(dtype)
@@ -79,7 +77,24 @@ def reshape(eqn: Any, ins: Sequence[Atom]) -> Any:
     return jax.make_jaxpr(lambda x: lax.reshape(lax.transpose(x, order), new_sizes))(given)
 
 
-EXPANSIONS = {"random_bits": random_bits, "reshape": reshape}
+def dot_general(eqn: Any, ins: Sequence[Atom]) -> Any:
+    """A product that sums over nothing as what it is, element by element; so does XLA (``AlgebraicSimplifier``)."""
+    (contracted, _), batches = eqn.params["dimension_numbers"]
+    if contracted:
+        return None
+    out, n = eqn.outvars[0].aval, len(batches[0])
+
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        order = [[*b, *(d for d in range(z.ndim) if d not in b)] for z, b in zip((x, y), batches, strict=True)]
+        x, y = (lax.transpose(z, o).astype(out.dtype) for z, o in zip((x, y), order, strict=True))
+        left = lax.broadcast_in_dim(x, out.shape, range(x.ndim))
+        right = lax.broadcast_in_dim(y, out.shape, (*range(n), *range(x.ndim, len(out.shape))))
+        return left * right
+
+    return jax.make_jaxpr(product)(*(jax.ShapeDtypeStruct(z.shape, z.dtype) for z in ins))
+
+
+EXPANSIONS = {"random_bits": random_bits, "reshape": reshape, "dot_general": dot_general}
 
 
 def remove_dead(graph: Graph) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from ...rules import Factors
 from ...trace import Graph, Op, Program, Value
 from ..graph.fusion import pointwise
+from .boundaries import join_in_place
 from .kernels import (
     ALIASES,
     BRANCHES,
@@ -196,6 +197,7 @@ class _Walk:
         if self.device == "cpu":
             copied = copied_arguments(program, self._is_kept, lambda op: self.repeats[op.index])
             hold_copies(copied, self.found, self.maker, lambda op: op.index in self.homes or self.updates[op.index])
+        join_in_place(program.graph, self.found, self.spans, self.readers)
         self._take_scratch()
         self.places = lodge(self.program, self.replacing, self.found, self.scratch, self.free)
         return self.found
@@ -350,6 +352,8 @@ class _Walk:
             begin, final = self.spans[at]
             if user.name == "sbp.carry":
                 return (begin - 1, begin - 1, False, None) if position == 0 else (final, final - 1, False, None)
+            if user.name == "sbp.join":
+                return final, final - 1, False, None
             if user.name == "sbp.stack":
                 return start, start, True, None
             return begin, final, False, None

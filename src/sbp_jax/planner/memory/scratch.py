@@ -50,9 +50,9 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
     """What an op takes while it runs."""
     name = op.name
     if name == "threefry2x32" and around.device == "cpu":
-        # XLA for CPUs makes random bits in a loop over copies of its state (8 or 9 arrays for 2 results, measured),
+        # XLA for CPUs makes random bits in a loop over copies of its state (4 arrays for 2 results, measured),
         # compilers for accelerators in one kernel.
-        for _ in range(7):
+        for _ in range(2):
             yield Scratch("out", 0, float(op.outs[0].size_bytes))
     elif name.startswith("select_and_scatter"):
         # The gradient of max pooling: a padded operand and, for every dimension, the position of each maximum,

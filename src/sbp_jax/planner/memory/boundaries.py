@@ -1,0 +1,73 @@
+"""What lies in one buffer on both sides of a boundary: what a loop's body hands on, what branches of a conditional change.
+
+XLA's loops and conditionals work in the buffers that they are given. What a body makes last of what is carried is in the
+buffer that it is carried in; what a branch makes of an operand which another branch hands through is in the buffer of
+that operand, if nothing reads it after the conditional (XLA copies results and removes copies that nothing stands in
+the way of: ``CopyInsertion``).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from ...trace import Graph, Op, Structured, Value
+from .lifetime import Lifetime
+
+
+def join_in_place(
+    graph: Graph, found: Mapping[int, Lifetime], spans: Mapping[int, tuple[int, int]],
+    readers: Mapping[int, Sequence[tuple[Op, int]]],
+) -> None:  # fmt: skip
+    """Tell the lifetimes (``inside``) of what a boundary's other side has the buffer of."""
+    for op in graph.ops:
+        if isinstance(op, Op):
+            continue
+        if op.kind == "cond":
+            _join(op, found, readers)
+        elif op.kind in ("scan", "while"):
+            _carry(op, found, spans, readers)
+        for body in op.bodies:
+            join_in_place(body, found, spans, readers)
+
+
+def _carry(
+    op: Structured, found: Mapping[int, Lifetime], spans: Mapping[int, tuple[int, int]],
+    readers: Mapping[int, Sequence[tuple[Op, int]]],
+) -> None:  # fmt: skip
+    """What is made where a loop ends is counted as its result; what its condition reads, as what its body does."""
+    for carry in op.roles["carry"]:
+        new = carry.ins[1]
+        for v in carry.outs[2:]:
+            mine, body = found[v.id], found[carry.outs[0].id]
+            mine.inside = True
+            body.kept, body.last = max(body.kept, mine.kept), max(body.last, mine.kept)
+        if isinstance(new, Value) and len(readers.get(new.id, ())) == 1:
+            life = found[new.id]
+            final = spans[carry.index][1]
+            if life.made == life.kept == final and not life.named:
+                life.inside = True
+
+
+def _join(op: Structured, found: Mapping[int, Lifetime], readers: Mapping[int, Sequence[tuple[Op, int]]]) -> None:
+    """What branches make of an operand that another branch hands through."""
+    entered = {e.outs[0].id: e for role, es in op.roles.items() if role.startswith("enter") for e in es}
+    taken: set[int] = set()
+    for join in op.roles["join"]:
+        passed = {e.ins[0].id for x in join.ins if isinstance(x, Value) and (e := entered.get(x.id)) is not None}
+        for i in passed - taken:
+            source = found[i]
+            after = [u for u, _ in readers.get(i, ()) if u not in entered.values()]
+            if after or source.resident or source.value.shape != join.outs[0].shape:
+                continue
+            taken.add(i)
+            for branch, x in enumerate(join.ins):
+                if isinstance(x, Value) and x.id not in entered and _replaces(x, i, op, branch, found):
+                    found[x.id].inside = True
+
+
+def _replaces(x: Value, source: int, op: Structured, branch: int, found: Mapping[int, Lifetime]) -> bool:
+    """Whether a branch's result is made when the branch is done with an operand, or written over it."""
+    life = found[x.id]
+    if life.named or life.kept < life.made:
+        return False
+    own = [e.outs[0].id for e in op.roles[f"enter{branch}"] if isinstance(e.ins[0], Value) and e.ins[0].id == source]
+    last = max([found[i].last for i in own if i in found], default=-1)
+    return last < life.made or (last == life.made and life.fluid)
