@@ -41,11 +41,14 @@ def row_major(indices: Sequence[jax.Array], shape: tuple[int, ...]) -> tuple[jax
     return high, low
 
 
-def _threefry_bits(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> jax.Array:
-    words = jax.random.key_data(key)
-    k0, k1 = words[0], words[1]
+def _threefry_bits(keys: jax.Array, shape: tuple[int, ...], bit_width: int) -> jax.Array:
+    words = jax.random.key_data(keys)
     high, low = _positions(shape)
-    first, second = threefry2x32_p.bind(k0, k1, high, low)
+    if keys.ndim:  # each key hashes the same positions
+        words = words.reshape(*keys.shape, *(1,) * len(shape), 2)
+        high, low = (lax.broadcast_in_dim(x, (*keys.shape, *shape), range(keys.ndim, keys.ndim + len(shape)))
+                     for x in (high, low))  # fmt: skip
+    first, second = threefry2x32_p.bind(words[..., 0], words[..., 1], high, low)
     dtype = _WORDS[bit_width]
     if bit_width == 64:
         return (first.astype(dtype) << dtype(32)) | second.astype(dtype)
@@ -53,19 +56,18 @@ def _threefry_bits(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> ja
 
 
 def random_bits(eqn: Any, ins: Sequence[Atom]) -> Any:
-    """The expansion, or None where the generator is another, keys are batched, or positions need over 64 bits."""
-    key = ins[0]
+    """The expansion, or None where the generator is another, or positions need over 64 bits."""
+    keys = ins[0]
     shape, width = tuple(eqn.params["shape"]), eqn.params["bit_width"]
     if (
-        key.shape != ()
-        or str(key.dtype) != "key<fry>"
+        str(keys.dtype) != "key<fry>"
         or not jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
         or math.prod(shape) >= 2**64
         or width not in _WORDS
         or (width == 64 and not jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
     ):
         return None
-    return jax.make_jaxpr(lambda k: _threefry_bits(k, shape, width))(jax.ShapeDtypeStruct((), key.dtype))
+    return jax.make_jaxpr(lambda k: _threefry_bits(k, shape, width))(jax.ShapeDtypeStruct(keys.shape, keys.dtype))
 
 
 def reshape(eqn: Any, ins: Sequence[Atom]) -> Any:

@@ -54,6 +54,13 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
         # compilers for accelerators in one kernel.
         for _ in range(2):
             yield Scratch("out", 0, float(op.outs[0].size_bytes))
+    elif name in ("random_split", "random_fold_in") and around.device == "cpu":  # the same loop, within one op
+        yield Scratch("out", 0, op.outs[0].size_bytes / 2)
+        if op.ins[0].shape:
+            yield Scratch("in", 0, float(op.ins[0].size_bytes))
+    elif name == "random_gamma" and around.device == "cpu":
+        # Rejection sampling in a loop for all elements, each with keys of its own (27 to 30 arrays, measured).
+        yield Scratch("out", 0, 28.0 * op.outs[0].size_bytes)
     elif name.startswith("select_and_scatter"):
         # The gradient of max pooling: a padded operand and, for every dimension, the position of each maximum,
         # 4 bytes each (XLA: ``SelectAndScatterExpander``).
