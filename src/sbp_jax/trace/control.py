@@ -173,7 +173,7 @@ def _trip_count(cond: Any, body: Any, n_cond: int, n_body: int, initial: Sequenc
 
 
 def cond(t: Tracer, eqn: Any, ins: list[Atom]) -> Sequence[Atom]:
-    """``lax.cond``/``switch``: every branch planned; results join in one signature. Of a known index its branch alone."""
+    """``lax.cond``/``switch``: every branch planned; results join in one signature. A known index: its branch."""
     branches, info = eqn.params["branches"], eqn.source_info
     index, operands = ins[0], ins[1:]
     if isinstance(index, Lit):

@@ -1,9 +1,9 @@
-"""What lies in one buffer on both sides of a boundary: what a loop's body hands on, what branches of a conditional change.
+"""What lies in one buffer on both sides of a boundary: what a loop hands on, what branches of a conditional change.
 
-XLA's loops and conditionals work in the buffers that they are given. What a body makes last of what is carried is in the
-buffer that it is carried in; what a branch makes of an operand which another branch hands through is in the buffer of
-that operand, if nothing reads it after the conditional (XLA copies results and removes copies that nothing stands in
-the way of: ``CopyInsertion``).
+XLA's loops and conditionals work in the buffers that they are given. What a body makes last of what is carried is in
+the buffer that it is carried in; what a branch makes of an operand which another branch hands through is in the buffer
+of that operand, if nothing reads it after the conditional (XLA copies results and removes copies that nothing stands
+in the way of: ``CopyInsertion``).
 """
 
 from collections.abc import Mapping, Sequence
