@@ -3,13 +3,19 @@
 XLA's loops and conditionals work in the buffers that they are given. What a body makes last of what is carried is in
 the buffer that it is carried in; what a branch makes of an operand which another branch hands through is in the buffer
 of that operand, if nothing reads it after the conditional (XLA copies results and removes copies that nothing stands
-in the way of: ``CopyInsertion``).
+in the way of: ``CopyInsertion``). What a body makes of nothing that changes there is made once, before the loop.
 """
 
 from collections.abc import Mapping, Sequence
 
 from ...trace import Graph, Op, Structured, Value
 from .lifetime import Lifetime
+
+# Not taken out of a loop for themselves (XLA: ``WhileLoopInvariantCodeMotion``).
+_LEFT_INSIDE = frozenset("""
+    broadcast_in_dim iota reshape squeeze expand_dims rev slice transpose stop_gradient copy copy_p optimization_barrier
+    sbp.pin
+""".split())  # fmt: skip
 
 
 def join_in_place(
@@ -26,6 +32,39 @@ def join_in_place(
             _carry(op, found, spans, readers)
         for body in op.bodies:
             join_in_place(body, found, spans, readers)
+
+
+def hold_invariants(graph: Graph, found: Mapping[int, Lifetime], spans: Mapping[int, tuple[int, int]]) -> None:
+    """What a loop's body computes of constants of the loop alone is held from the loop's begin to its end."""
+    for op in graph.ops:
+        if isinstance(op, Op):
+            continue
+        for body in op.bodies:
+            if op.kind in ("scan", "while"):
+                for v in _taken_out(op, body):
+                    life = found[v.id]
+                    begin, final = spans[op.links[0].index]
+                    life.made = life.whole = begin
+                    life.last, life.kept, life.fluid = max(life.last, final), max(life.kept, final), False
+            hold_invariants(body, found, spans)
+
+
+def _taken_out(loop: Structured, body: Graph) -> Sequence[Value]:
+    """What is computed before the loop, and read in it."""
+    constant = {link.outs[0].id for role, links in loop.roles.items() if role.endswith("enter") for link in links}
+    out: dict[int, Value] = {}
+    read: set[int] = set()
+    for op in body.ops:
+        reads = [x.id for x in op.reads]
+        stays = not isinstance(op, Op) or op.primitive is None or not constant.issuperset(reads)
+        if not stays:
+            constant.update(v.id for v in op.outs)
+        if stays:
+            read.update(reads)
+        elif op.name not in _LEFT_INSIDE:
+            out.update((v.id, v) for v in op.outs if v.shape)
+    read.update(x.id for link in loop.links for x in link.reads)
+    return [v for i, v in out.items() if i in read]
 
 
 def _carry(

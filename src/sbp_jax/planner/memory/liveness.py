@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ...rules import Factors
 from ...trace import Graph, Op, Program, Value
 from ..graph.fusion import pointwise
-from .boundaries import join_in_place
+from .boundaries import hold_invariants, join_in_place
 from .kernels import (
     ALIASES,
     BRANCHES,
@@ -197,6 +197,7 @@ class _Walk:
         if self.device == "cpu":
             copied = copied_arguments(program, self._is_kept, lambda op: self.repeats[op.index])
             hold_copies(copied, self.found, self.maker, lambda op: op.index in self.homes or self.updates[op.index])
+            hold_invariants(program.graph, self.found, self.spans)
         join_in_place(program.graph, self.found, self.spans, self.readers)
         self._take_scratch()
         self.places = lodge(self.program, self.replacing, self.found, self.scratch, self.free)
