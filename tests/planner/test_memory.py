@@ -93,9 +93,10 @@ def test_the_search_and_the_plan_count_the_same(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "case",
-    [gpt.build("tiny"), gpt.build("tiny", dropout=0.0, scan_layers=True), mlp.build("wide"), resnet.build("tiny"),
+    [gpt.build("tiny"), gpt.build("tiny", dropout=0.0, scan_layers=True), mlp.build("tiny"), mlp.build("wide"),
+     resnet.build("tiny"),
      gpt.build("small", layers=2, remat=True), gpt.build("small", layers=2, scan_layers=True, remat=True)],
-    ids=["gpt", "scanned", "wide", "resnet", "remat", "scanned remat"],
+    ids=["gpt", "scanned", "mlp", "wide", "resnet", "remat", "scanned remat"],
 )  # fmt: skip
 def test_within_a_tenth_of_xla(case: Case) -> None:
     """As the step is compiled when it is called."""
@@ -199,6 +200,22 @@ def _sliced_for_a_loop(x, w, m):
     return jax.lax.scan(lambda c, y: (jnp.sin(c + y), None), start, ys)[0]
 
 
+def _computed_before_a_loop(x, w, b):
+    """XLA takes ``sin(b)`` out of the loop, and holds it there."""
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w) + 2 * jnp.sin(b), None), x, w)[0]
+
+
+def _accepted_steps(x, w):
+    """As a solver of differential equations does: what is carried is replaced, or handed through."""
+
+    def step(state):
+        t, y = state
+        new = y + 0.1 * jnp.tanh(y @ w)
+        return t + 1, jax.lax.cond(jnp.max(new) < 10, lambda: new, lambda: y)
+
+    return jax.lax.while_loop(lambda s: (s[0] < 50) & (jnp.max(s[1]) < 9), step, (0, x))[1]
+
+
 _GROUPS = {"in": f32(8, 64, 256), "out": f32(8, 256, 64)}
 _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f32(256, 16)}
 
@@ -234,11 +251,16 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (_sliced_for_a_loop, [f32(128, 128), f32(128, 128), f32(128, 4096)]),
         (lambda x: [y[..., : 20 * k] for k, y in enumerate(jax.lax.top_k(x, 40), 1)], [f32(16, 64, 64)]),
         (_groups_gradient, [_GROUPS, f32(512, 64), jax.ShapeDtypeStruct((8,), jnp.int32)]),
+        (_computed_before_a_loop, [f32(256, 256), f32(6, 256, 256), f32(256, 256)]),
+        (_accepted_steps, [f32(512, 128), f32(128, 128)]),
+        (lambda key, x: jax.random.categorical(key, x), [jax.eval_shape(lambda: jax.random.key(0)), f32(512, 128)]),
+        (lambda x, y: jnp.tanh(jnp.einsum("ab,ac->abc", x, y)), [f32(64, 64), f32(64, 128)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
-         "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows"],
+         "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
+         "before a loop", "accepted steps", "categorical", "outer product"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

@@ -14,7 +14,7 @@ class Lifetime:
     ``named``: another name of its operand's buffer. ``resident``: an argument, held over the whole step. ``home``: it
     is written where a result of the program goes: the buffer of a donated argument, or one of the result's own.
     ``copied``: an argument that is read from a copy (``replaced.py``) until then; -1 for the others. ``copied_for``:
-    the node that it is copied for.
+    the node that it is copied for. ``copied_in``: the argument in whose buffer the copy is, where it fits.
     ``inside``: it is in that buffer too, as what a loop carries. ``fluid``: its kernel makes of it what is read, slices
     of it alone where those are wanted. ``wanted``: the last time that it is read from memory, of an argument too.
     ``place``: the result in whose buffer it is held, where it fits, before that is written there. ``reads``: first and
@@ -31,6 +31,7 @@ class Lifetime:
     resident: bool = False
     copied: int = -1
     copied_for: int = -1
+    copied_in: Value | None = None
     home: bool = False
     inside: bool = False
     fluid: bool = False

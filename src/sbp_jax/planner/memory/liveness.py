@@ -45,7 +45,7 @@ from .places import Place, lodge
 from .replaced import copied_arguments, hold_copies
 from .scratch import LAPACK, Around, Scratch, matrix_form, reorders, scratch
 from .widening import is_widened, widened
-from .zeros import shared_zeros
+from .zeros import Zeros, shared_zeros
 
 # Who asks for the elements of a kernel's own result.
 _ITSELF = frozenset((-1,))
@@ -53,14 +53,14 @@ _ITSELF = frozenset((-1,))
 
 @dataclass(slots=True)
 class Liveness:
-    """By value id; by node, what it takes while it runs. ``zeros``: pairs of values of two loops (``zeros.py``).
+    """By value id; by node, what it takes while it runs. ``zeros``: what two loops start from (``zeros.py``).
 
     ``updates``: the nodes that only make the replacements of donated arguments. ``places``: the buffers of its results.
     """
 
     values: dict[int, Lifetime]
     scratch: dict[int, list[Scratch]]
-    zeros: list[tuple[Value, Value]]
+    zeros: list[Zeros]
     updates: frozenset[int]
     places: list[Place]
 
@@ -69,7 +69,8 @@ def lifetimes(program: Program, factors: Sequence[Factors], free: Collection[int
     """When everything takes memory that a step takes. ``free`` values are made by each reader where it needs them."""
     walk = _Walk(program, factors, free, device)
     updates = frozenset(k for k, yes in enumerate(walk.updates) if yes)
-    return Liveness(walk.run(), walk.scratch, shared_zeros(program.graph, walk.maker), updates, walk.places)
+    zeros = shared_zeros(program.graph, walk.maker)
+    return Liveness(walk.run(), walk.scratch, zeros, updates, walk.places)
 
 
 class _Walk:

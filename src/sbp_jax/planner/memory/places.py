@@ -57,9 +57,10 @@ def lodge(
     # An op takes two moments: its early scratch is done with before its results are written.
     end = len(program.nodes) - 1
     places: list[Place] = []
+    carried = {op.outs[1].id: op.outs[0].id for op in program.nodes if op.name == "sbp.carry"}
     for op in program.output_ops:
         if op.index not in replacing and isinstance(v := op.ins[0], Value):
-            life = lives[v.id]
+            life = lives[carried.get(v.id, v.id)]  # a loop works in the buffer of what it carries
             start = 2 * (end if life.resident else life.made) + 1
             places.append(Place(v, [start], [2 * end + 1]))
     places.sort(key=lambda place: place.result.size_bytes)

@@ -81,7 +81,7 @@ def hold_copies(
         lives.append((life, new, _gradient_made(life, new, found, maker, is_update)))
     lives.sort(key=lambda x: (-x[0].value.size_bytes, x[0].first, x[0].value.id))
     guest: dict[int, int] = {}  # by buffer: the copy that is there
-    hosted: set[int] = set()
+    hosted: dict[int, int] = {}
     for k, (life, _, _) in enumerate(lives):
         for j, (host, new, _) in enumerate(lives):
             if host.value.size_bytes < life.value.size_bytes:
@@ -89,14 +89,15 @@ def hold_copies(
             free = host.first < life.first and life.last <= found[new.id].made
             if j != k and j not in guest and free:
                 guest[j] = k
-                hosted.add(k)
+                hosted[k] = j
                 break
     for k, (life, _, _) in enumerate(lives):
-        if k not in hosted:
-            end = k
-            while end in guest:
-                end = guest[end]
-            life.copied = max(life.first, min(life.last, lives[end][2] - 1))
+        end = k
+        while end in guest:
+            end = guest[end]
+        life.copied = max(life.first, min(life.last, lives[end][2] - 1))
+        if k in hosted:
+            life.copied_in = lives[hosted[k]][0].value
 
 
 def _gradient_made(

@@ -61,6 +61,7 @@ class Tables:
         self.smallest = self._smallest_results()
         self.places = sorted(found.places, key=lambda place: self.smallest[place.result.id])
         self.place_bytes = [self.smallest[place.result.id] for place in self.places]
+        self.made_at = {v.id: (self.groups[c.index], k) for c in self.clustering.clusters for k, v in enumerate(c.outs)}
         self.readers: dict[int, list[tuple[int, int, int]]] = {}
         for cluster in self.clustering.clusters:
             for position, v in enumerate(cluster.ins):
@@ -91,16 +92,17 @@ class Tables:
         yield from (t for t in self.tables.values() if t is not None)
 
     def _shared_zeros(self) -> None:
-        """What two loops start from, where both have it in the same signature."""
-        made = {v.id: (self.groups[c.index], k) for c in self.clustering.clusters for k, v in enumerate(c.outs)}
-        for one, other in self.zeros:
-            if one.id in made and other.id in made:
-                (a, k), (b, position) = made[one.id], made[other.id]
-                start, end = self.lifetimes[one.id].made, self.lifetimes[other.id].made - 1
-                if a == b:
+        """What two loops start from, where both have it in the same signature; or where that is not counted yet."""
+        for zeros in self.zeros:
+            one, other = zeros.one, zeros.beside or zeros.other
+            if one.id in self.made_at and other.id in self.made_at:
+                (a, k), (b, position) = self.made_at[one.id], self.made_at[other.id]
+                start, end = self.lifetimes[one.id].made, self.lifetimes[zeros.other.id].made - 1
+                if a != b:
+                    what = "zeros" if zeros.beside is None else "zeros beside"
+                    self._add((what, a, k, b, position), a, b, start, end, one)
+                elif zeros.beside is None:
                     self._add(("own", a, k), a, -1, start, end, one)
-                else:
-                    self._add(("zeros", a, k, b, position), a, b, start, end, one)
 
     def _smallest_results(self) -> dict[int, float]:
         """By id of a value that is a result: the bytes of its buffer, cut as much as where it is made."""
@@ -157,7 +159,8 @@ class Tables:
         if not readers or (hub is None and group == readers[0][0]):
             if not (life.named or life.home):
                 self._add(("own", group, k), group, -1, made, kept, v, room)
-            self._add(("own", group, k), group, -1, first, life.copied, v)
+            if life.copied >= first:
+                self._copied(group, k, v, life)
             return
         other, position = (hub, -1) if hub is not None else readers[0][:2]
         where = (group, k, other, position)
@@ -202,10 +205,19 @@ class Tables:
             self._more(group, k, hub, v, life, readers)
 
     def _copied(self, group: int, k: int, v: Value, life: Lifetime) -> None:
-        """The copy of a donated argument, where the node that it is made for reads the argument as it is."""
-        for reader, at, index in self.readers[v.id]:
+        """The copy of a donated argument, where the node that it is made for reads the argument as it is.
+
+        One that goes into the buffer of another argument's takes memory where its piece is larger than that one's.
+        """
+        if (host := life.copied_in) is not None:
+            a, n = self.made_at[host.id]
+            if a != group:
+                self._add(("beyond", group, k, a, n), group, a, life.first, life.copied, v)
+            return
+        for reader, at, index in self.readers.get(v.id, ()):
             if any([op.index == life.copied_for for op in self.clustering.clusters[index].ops]):
-                self._add(("same", group, k, reader, at), group, reader, life.first, life.copied, v)
+                what = ("own", group, k) if reader == group else ("same", group, k, reader, at)
+                self._add(what, group, -1 if reader == group else reader, life.first, life.copied, v)
                 return
 
     def _is_apart(self, life: Lifetime, reader: int) -> bool:
@@ -295,11 +307,17 @@ class Tables:
         if what == "own":
             return Table("", a, b, self._shares(v.shape, made), factor)
         other, position = key[3], key[4]
-        if what == "zeros":
+        if what in ("zeros", "zeros beside", "beyond"):
             ways = representative[other].strategies
             codes = self._codes((id(ways), "out", position), lambda: [s.outs[position] for s in ways])
-            of = self._pairs(v.shape, made, codes).get("same")
-            return None if of is None else Table("zeros of ", a, b, of, factor)
+            own = self._shares(v.shape, made)[:, None]
+            if what == "beyond":
+                host = representative[other].outs[position]
+                held = own * (own * factor > self._shares(host.shape, codes)[None, :] * host.size_bytes)
+            else:
+                same = np.array([[_form(c) == _form(d) for d in codes] for c in made])
+                held = own * (same == (what == "zeros"))
+            return Table("" if what == "beyond" else "zeros of ", a, b, held, factor) if held.any() else None
         if what == "more":
             made = hubs[key[5]].codes
         if position < 0:
@@ -362,6 +380,11 @@ class Tables:
             }  # fmt: skip
             found = self.pairs[key] = {what: m for what, m in every.items() if m.any()}
         return found
+
+
+def _form(code: Code) -> Code:
+    """How a value's pieces are cut: a partial value is as large as a whole one."""
+    return tuple(max(x, B) for x in code)
 
 
 def _is_slice(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
