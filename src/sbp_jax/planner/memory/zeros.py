@@ -1,12 +1,14 @@
 """Zeros that loops start from: XLA makes equal ones once for all of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...trace import Atom, Graph, Lit, Op, Value
+from ...trace import Atom, Graph, Lit, Op, Structured, Value
 from .kernels import RENAMES, REPEATING
+
+_Type = tuple[tuple[int, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,11 @@ def shared_zeros(graph: Graph, maker: Mapping[int, Op]) -> list[Zeros]:
 
     XLA makes such zeros once and copies them for every loop but the last: from the first loop to that they are there.
     The states that a loop collects for the products of its gradient are cut in one way, all else that it collects
-    in another: zeros of two forms, then. What it adds to is cut in a way of its own, too.
+    in another: zeros of two forms, then. What loops add to is cut in a way of its own, too.
     """
     found: list[Zeros] = []
-    latest: dict[tuple[tuple[int, ...], str], dict[str, Value]] = {}
+    latest_sums: dict[_Type, Value] = {}
+    latest: dict[_Type, list[Value]] = {}
     for op in graph.ops:
         if isinstance(op, Op):
             continue
@@ -38,42 +41,33 @@ def shared_zeros(graph: Graph, maker: Mapping[int, Op]) -> list[Zeros]:
             found += shared_zeros(body, maker)
         if op.kind not in ("scan", "while"):
             continue
-        multiplied = {x.id for body in op.bodies for x in _factors(body)}
-        states = {link.outs[0].id for link in op.roles["carry"]} & multiplied
-        starts = [(link.outs[0], "added to") for link in op.roles["carry"] if _is_zero(link.ins[0], maker)]
-        for link in op.roles.get("stack", ()):
-            (x,) = link.ins
-            is_state = isinstance(x, Value) and _named(x, maker).id in states
-            starts.append((link.outs[0], "state" if is_state else "collected"))
-        mine: dict[tuple[tuple[int, ...], str], dict[str, Value]] = {}
-        for v, kind in starts:
-            if v.shape:
-                mine.setdefault((v.shape, str(v.dtype)), {})[kind] = v
-        for key, new in mine.items():
-            found += _pairs(latest.get(key, {}), new)
-            # What is collected later may start from the zeros of states before.
-            if "collected" in new or "state" in new:
-                latest[key] = {kind: v for kind, v in latest.get(key, {}).items() if kind == "added to"}
-            latest[key] = latest.get(key, {}) | new
+        sums = {_type(c.outs[0]): c.outs[0] for c in op.roles["carry"] if _is_zero(c.ins[0], maker)}
+        found += [Zeros(latest_sums[key], v) for key, v in sums.items() if v.shape and key in latest_sums]
+        latest_sums |= sums
+        for key, new in _collected(op, maker).items():
+            if old := latest.get(key):
+                found.append(Zeros(old[0], new[0]))
+                if len(old) == len(new) == 2:
+                    found.append(Zeros(old[1], new[1], old[0]))
+            latest[key] = new
     return found
 
 
-def _pairs(old: Mapping[str, Value], new: Mapping[str, Value]) -> Iterator[Zeros]:
-    if "added to" in old and "added to" in new:
-        yield Zeros(old["added to"], new["added to"])
-    collects = "state" in new or "collected" in new
-    main = old.get("state", old.get("collected"))
-    if collects and main is not None:
-        yield Zeros(main, new.get("state", new.get("collected", main)))
-        if "state" in old and "collected" in old and len(new.keys() & {"state", "collected"}) == 2:
-            yield Zeros(old["collected"], new["collected"], main)
+def _collected(loop: Structured, maker: Mapping[int, Op]) -> dict[_Type, list[Value]]:
+    """What a loop collects, by type: one of the states for products, if there are any, then one of the others."""
+    products = [op for body in loop.bodies for op in body.ops if isinstance(op, Op) and op.name == "dot_general"]
+    multiplied = {x.id for op in products for x in op.reads}
+    states = {link.outs[0].id for link in loop.roles["carry"]} & multiplied
+    found: dict[_Type, dict[bool, Value]] = {}
+    for link in loop.roles.get("stack", ()):
+        (x,), (v,) = link.ins, link.outs
+        other = not (isinstance(x, Value) and _named(x, maker).id in states)
+        found.setdefault(_type(v), {})[other] = v
+    return {key: [values[other] for other in sorted(values)] for key, values in found.items()}
 
 
-def _factors(body: Graph) -> Iterator[Value]:
-    """What is read by matrix products."""
-    for op in body.ops:
-        if isinstance(op, Op) and op.name == "dot_general":
-            yield from op.reads
+def _type(v: Value) -> _Type:
+    return v.shape, str(v.dtype)
 
 
 def _named(x: Value, maker: Mapping[int, Op]) -> Value:
