@@ -166,6 +166,23 @@ def _recurrent_gradient(p, x):
     return jax.grad(loss)(p)
 
 
+def _two_layers_gradient(layers, x):
+    """What the second loop collects starts from the zeros of the first: whole for hidden states, in pieces for the rest."""
+
+    def loss(layers):
+        h = x
+        for p in layers:
+
+            def cell(c, x, p=p):
+                c = jnp.tanh(x @ p["x"] + c @ p["h"]) * jax.nn.sigmoid(x @ p["z"])
+                return c, c
+
+            _, h = jax.lax.scan(cell, jnp.zeros(h.shape[1:]), h)
+        return jnp.mean(h**2)
+
+    return jax.grad(loss)(layers)
+
+
 def _groups_gradient(w, x, sizes):
     """Rows in groups, each with a matrix of its own."""
 
@@ -216,6 +233,7 @@ def _accepted_steps(x, w):
     return jax.lax.while_loop(lambda s: (s[0] < 50) & (jnp.max(s[1]) < 9), step, (0, x))[1]
 
 
+_LAYER = {"x": f32(128, 128), "h": f32(128, 128), "z": f32(128, 128)}
 _GROUPS = {"in": f32(8, 64, 256), "out": f32(8, 256, 64)}
 _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f32(256, 16)}
 
@@ -251,6 +269,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (_sliced_for_a_loop, [f32(128, 128), f32(128, 128), f32(128, 4096)]),
         (lambda x: [y[..., : 20 * k] for k, y in enumerate(jax.lax.top_k(x, 40), 1)], [f32(16, 64, 64)]),
         (_groups_gradient, [_GROUPS, f32(512, 64), jax.ShapeDtypeStruct((8,), jnp.int32)]),
+        (_two_layers_gradient, [[_LAYER, _LAYER], f32(32, 16, 128)]),
         (_computed_before_a_loop, [f32(256, 256), f32(6, 256, 256), f32(256, 256)]),
         (_accepted_steps, [f32(512, 128), f32(128, 128)]),
         (lambda key, x: jax.random.categorical(key, x), [jax.eval_shape(lambda: jax.random.key(0)), f32(512, 128)]),
@@ -260,7 +279,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
          "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
-         "before a loop", "accepted steps", "categorical", "outer product"],
+         "two layers", "before a loop", "accepted steps", "categorical", "outer product"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:
