@@ -10,7 +10,9 @@ import pytest
 import sbp_jax as sbp
 from sbp_jax.planner import make
 from sbp_jax.planner.costs.cost_graph import CostGraph
+from sbp_jax.planner.memory.zeros import shared_zeros
 from sbp_jax.planner.optimize.instance import instance_of
+from sbp_jax.trace import build
 from zoo import Case, gpt, mlp, resnet
 
 ONE = sbp.placement.abstract((1,), cluster="a100-80")
@@ -167,7 +169,7 @@ def _recurrent_gradient(p, x):
 
 
 def _two_layers_gradient(layers, x):
-    """What the second loop collects starts from the zeros of the first: whole for hidden states, in pieces for the rest."""
+    """The second loop starts from the zeros of the first: whole for hidden states, in pieces for the rest."""
 
     def loss(layers):
         h = x
@@ -269,7 +271,6 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (_sliced_for_a_loop, [f32(128, 128), f32(128, 128), f32(128, 4096)]),
         (lambda x: [y[..., : 20 * k] for k, y in enumerate(jax.lax.top_k(x, 40), 1)], [f32(16, 64, 64)]),
         (_groups_gradient, [_GROUPS, f32(512, 64), jax.ShapeDtypeStruct((8,), jnp.int32)]),
-        (_two_layers_gradient, [[_LAYER, _LAYER], f32(32, 16, 128)]),
         (_computed_before_a_loop, [f32(256, 256), f32(6, 256, 256), f32(256, 256)]),
         (_accepted_steps, [f32(512, 128), f32(128, 128)]),
         (lambda key, x: jax.random.categorical(key, x), [jax.eval_shape(lambda: jax.random.key(0)), f32(512, 128)]),
@@ -279,7 +280,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
          "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
-         "two layers", "before a loop", "accepted steps", "categorical", "outer product"],
+         "before a loop", "accepted steps", "categorical", "outer product"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:
@@ -288,6 +289,17 @@ def test_odd_programs_against_xla(devices, function, arguments) -> None:
     m = step.lower(*arguments).compile().memory_analysis()
     xla = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
     assert 0.95 <= step.plan(*arguments).memory_per_device / xla <= 1.15
+
+
+def test_zeros_of_hidden_states_and_of_what_else_is_collected() -> None:
+    """Two forms where a loop collects both, one where a gradient's loop collects one value."""
+    program = build(jax.make_jaxpr(_two_layers_gradient)([_LAYER, _LAYER], f32(32, 16, 128)))
+    maker = {v.id: op for op in program.nodes for v in op.outs}
+    pairs = [z for z in shared_zeros(program.graph, maker) if z.one.shape == (32, 16, 128)]
+    states, others = pairs[:2]
+    assert maker[maker[states.one.id].ins[0].id].name == "sbp.carry" and states.beside is None
+    assert maker[maker[others.one.id].ins[0].id].name != "sbp.carry" and others.beside is states.one
+    assert [z.beside for z in pairs[2:]] == [None] and pairs[2].one is states.other
 
 
 def test_projections_are_held_once() -> None:
