@@ -79,9 +79,10 @@ def _carry(
             mine.inside = True
             body.kept, body.last = max(body.kept, mine.kept), max(body.last, mine.kept)
         if isinstance(new, Value) and len(readers.get(new.id, ())) == 1:
-            life = found[new.id]
-            final = spans[carry.index][1]
-            if life.made == life.kept == final and not life.named:
+            life, read = found[new.id], found[carry.outs[0].id].last
+            at_the_end = life.made == life.kept == spans[carry.index][1]
+            over_it = life.kept >= life.made > read or (life.kept >= life.made == read and life.fluid)
+            if (at_the_end or over_it) and not life.named:
                 life.inside = True
 
 
