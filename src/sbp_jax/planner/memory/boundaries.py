@@ -56,12 +56,11 @@ def _taken_out(loop: Structured, body: Graph) -> Sequence[Value]:
     read: set[int] = set()
     for op in body.ops:
         reads = [x.id for x in op.reads]
-        stays = not isinstance(op, Op) or op.primitive is None or not constant.issuperset(reads)
-        if not stays:
-            constant.update(v.id for v in op.outs)
-        if stays:
+        if not isinstance(op, Op) or op.primitive is None or not constant.issuperset(reads):
             read.update(reads)
-        elif op.name not in _LEFT_INSIDE:
+            continue
+        constant.update(v.id for v in op.outs)
+        if op.name not in _LEFT_INSIDE:
             out.update((v.id, v) for v in op.outs if v.shape)
     read.update(x.id for link in loop.links for x in link.reads)
     return [v for i, v in out.items() if i in read]
@@ -91,7 +90,8 @@ def _join(op: Structured, found: Mapping[int, Lifetime], readers: Mapping[int, S
     entered = {e.outs[0].id: e for role, es in op.roles.items() if role.startswith("enter") for e in es}
     taken: set[int] = set()
     for join in op.roles["join"]:
-        passed = {e.ins[0].id for x in join.ins if isinstance(x, Value) and (e := entered.get(x.id)) is not None}
+        handed = [e.ins[0] for x in join.ins if isinstance(x, Value) and (e := entered.get(x.id)) is not None]
+        passed = {x.id for x in handed if isinstance(x, Value)}
         for i in passed - taken:
             source = found[i]
             after = [u for u, _ in readers.get(i, ()) if u not in entered.values()]

@@ -56,8 +56,8 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
             yield Scratch("out", 0, float(op.outs[0].size_bytes))
     elif name in ("random_split", "random_fold_in") and around.device == "cpu":  # the same loop, within one op
         yield Scratch("out", 0, op.outs[0].size_bytes / 2)
-        if op.ins[0].shape:
-            yield Scratch("in", 0, float(op.ins[0].size_bytes))
+        if isinstance(keys := op.ins[0], Value) and keys.shape:
+            yield Scratch("in", 0, float(keys.size_bytes))
     elif name == "random_gamma" and around.device == "cpu":
         # Rejection sampling in a loop for all elements, each with keys of its own (27 to 30 arrays, measured).
         yield Scratch("out", 0, 28.0 * op.outs[0].size_bytes)
