@@ -37,7 +37,7 @@ def test_bits_of_keys_in_a_batch(batch: tuple[int, ...], dtype: jnp.dtype) -> No
     """The same as of ``jax.jit``, made in pieces along the batch."""
 
     def f(keys):
-        draw = lambda key: jax.random.bits(key, (64, 33), dtype)  # noqa: E731
+        draw = lambda key: jax.random.bits(key, (256, 129), dtype)  # noqa: E731
         for _ in batch:
             draw = jax.vmap(draw)
         return draw(keys)
