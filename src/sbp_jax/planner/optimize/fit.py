@@ -29,7 +29,7 @@ from .smallest_limit import Smallest, out_of_time
 _ROUNDS = 40
 # Prices are at most so many times the step's seconds for the whole limit.
 _CAP = 100.0
-# Prices of every other round as multiples of those for the bound, doubled until a plan fits.
+# Prices of every other round as multiples of those for the bound; where a plan overflows most its price is doubled.
 _OVER = 1.5
 # Rounds end at this gap, or when a plan's bound can grow by no more than this.
 _ROUND_GAP = 1e-3
@@ -233,7 +233,7 @@ class Fitting:
 
         The last solution under prices, and its bytes over the step.
         """
-        last, level, over = None, LEVEL, _OVER
+        last, level, raised = None, LEVEL, dict[int, float]()
         gap, stalled, longest = np.inf, False, 0.0
         whole, start = self.goal.budget.some(part=0.5), self.goal.budget.spent
         for round_number in range(_ROUNDS):
@@ -248,7 +248,7 @@ class Fitting:
             self.goal.progress(f"fitting into memory, round {round_number + 1}")
             beyond = round_number % 2 == 1
             if beyond:  # what bounds ask for, and more: for a plan that fits
-                prices = {t: over * p for t, p in prices.items()}
+                prices = {t: max(_OVER * prices.get(t, 0.0), raised.get(t, 0.0)) for t in prices | raised}
             if given:
                 solution = self._priced(prices, whole.some(_FIRST_SECONDS), _FIRST_SECONDS)
             else:
@@ -261,7 +261,8 @@ class Fitting:
             level = 0.5 * (1.0 + level) if met else LEVEL
             points, plan = len(self.points), self._offer(solution.choice)
             if beyond and plan.peak > self.limit:
-                over *= 2
+                worst = int(plan.memory.argmax())
+                raised = prices | {worst: 2 * max(prices.get(worst, 0.0), self.free.objective / self.limit)}
             # Where parts of some plans do not fit together, those of one more hardly do.
             if not met and (self.best is not None or round_number & (round_number - 1) == 0):
                 self._combine()
