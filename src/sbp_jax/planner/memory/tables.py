@@ -315,8 +315,7 @@ class Tables:
                 host = representative[other].outs[position]
                 held = own * (own * factor > self._shares(host.shape, codes)[None, :] * host.size_bytes)
             else:
-                same = np.array([[_form(c) == _form(d) for d in codes] for c in made])
-                held = own * (same == (what == "zeros"))
+                held = own * (_is_cut_alike(made, codes) == (what == "zeros"))
             return Table("" if what == "beyond" else "zeros of ", a, b, held, factor) if held.any() else None
         if what == "more":
             made = hubs[key[5]].codes
@@ -382,9 +381,10 @@ class Tables:
         return found
 
 
-def _form(code: Code) -> Code:
-    """How a value's pieces are cut: a partial value is as large as a whole one."""
-    return tuple(max(x, B) for x in code)
+def _is_cut_alike(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
+    """Where pieces have the same shape in memory: a partial value is as large as a whole one."""
+    left, right = np.maximum(made, B)[:, None, :], np.maximum(codes, B)[None, :, :]
+    return (left == right).all(axis=-1)
 
 
 def _is_slice(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
