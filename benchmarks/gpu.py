@@ -1,6 +1,7 @@
 """Everything that only a GPU can show, in one command: at most nine minutes on one GPU, no network.
 
-    PYTHONPATH=src python3 benchmarks/gpu.py      # with the machine's own Python: jax, flax, optax, scipy, rich
+    PYTHONPATH=src python3 benchmarks/gpu.py      # with the machine's own Python, if it has what pyproject.toml names
+    PYTHONPATH=src:DIR python3 benchmarks/gpu.py  # what it has not: pip install --target DIR highspy shtab tomli-w
     python benchmarks/gpu.py --dry-run            # the same code on a CPU, tiny: nothing is measured that matters
     python benchmarks/gpu.py --only steps
 
@@ -220,8 +221,7 @@ def calibrate(is_dry: bool) -> int:
     print(f"by op, on the calibrated cluster (compute {dtype.__name__}):")
     for name, (fn, arguments) in ops.items():
         predicted = sbp.plan(fn, *arguments, placement=_one(), config=config).step_seconds
-        call = jax.jit(fn)
-        seconds = statistics.median(_in_turns({name: functools.partial(call, *arguments)}, 7, 20)[name])
+        seconds = _on_device(fn, arguments)
         print(f"  {name:<26} predicted {predicted * 1e6:9.1f} us, measured {seconds * 1e6:9.1f} us: "
               f"{predicted / seconds:5.2f}", flush=True)  # fmt: skip
     models = (
@@ -330,6 +330,24 @@ def _in_turns(runs: dict[str, Callable[[], Any]], rounds: int, calls: int) -> di
             if k:
                 seconds[label].append((time.perf_counter() - start) / calls)
     return seconds
+
+
+def _on_device(fn: Callable[..., Any], arguments: tuple[Any, ...], short: int = 2, long: int = 8) -> float:
+    """Seconds of one call on the device, by programs of several: what starting a program takes is not in it."""
+    import jax
+
+    def repeated(times: int) -> Callable[..., Any]:
+        def run(*values: Any) -> list[Any]:
+            outs = []
+            for _ in range(times):
+                values, out = jax.lax.optimization_barrier((values, fn(*values)))  # or XLA would call it once
+                outs.append(out)
+            return outs
+
+        return functools.partial(jax.jit(run), *arguments)
+
+    seconds = _in_turns({"short": repeated(short), "long": repeated(long)}, 7, 5)
+    return max(min(seconds["long"]) - min(seconds["short"]), 1e-9) / (long - short)
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

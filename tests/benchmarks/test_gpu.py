@@ -16,6 +16,7 @@ def dry_run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_parts_run_on_a_cpu() -> None:
     ended = dry_run("--only", "versions", "--only", "steps", "--only", "attention")
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -53,6 +53,7 @@ def kinds(plan: sbp.Plan) -> set[str]:
     return {move.kind for boxing in plan.boxings() for move in boxing.moves if move.is_collective}
 
 
+@pytest.mark.slow
 def test_four_parallelisms_learn_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     results: dict[str, Any] = mlp_digits.main(["--steps", "25"])
     assert list(results) == ["data parallel", "model parallel", "hybrid parallel", "the planner's"]
@@ -87,6 +88,7 @@ def test_batch_statistics_are_global() -> None:
     np.testing.assert_allclose(result["losses"][:1], result["single"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_bert_learns_from_masked_text() -> None:
     result: dict[str, Any] = bert_mlm.main(
         ["--layers", "1", "--steps", "20", "--batch", "16", "--seq", "32", "--compare-steps", "2"]
@@ -105,6 +107,7 @@ def test_a_mask_hides_an_eighth() -> None:
     assert (seen == 65)[chosen].mean() == pytest.approx(0.1 + 0.1 / 256, abs=0.02)
 
 
+@pytest.mark.slow
 def test_experts_stay_and_tokens_travel() -> None:
     result: dict[str, Any] = moe.main(["--layers", "1", "--steps", "15", "--compare-steps", "1"])
     assert result["experts"] == {"copied": ["B, B"], "pinned": ["B, S(0)"], "planned": ["S(0), S(0)"]}
@@ -113,6 +116,7 @@ def test_experts_stay_and_tokens_travel() -> None:
     np.testing.assert_allclose(result["by_hand"], result["losses"][:1], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_adapters_are_all_that_travels() -> None:
     small = ["--layers=1", "--steps=30", "--pretrain-steps=40", "--compare-steps=2"]
     result: dict[str, Any] = lora.main(small)

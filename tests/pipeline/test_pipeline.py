@@ -332,6 +332,7 @@ def deep(layers: int, width: int, size: int, microbatches: int, **options: Any) 
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_wide_layers_are_cut_between_nodes() -> None:
     # Gradients of 8 layers of 8192 x 8192 would cross the slow links; activations of 64 examples hardly do.
     plan = deep(8, 8192, 512, 8)

@@ -447,6 +447,7 @@ def test_a_limit_that_nothing_fits_into() -> None:
     assert trained(smallest, batch=256).memory_per_device <= smallest
 
 
+@pytest.mark.slow
 def test_the_smallest_limit_that_is_told_is_near_what_every_plan_holds() -> None:
     """And a plan is found that fits into it; it was half as much again, and plans within less were refused."""
     case = mlp.build("tiny", hidden=1024, features=1024, batch=4096, dropout=0.0)

@@ -39,6 +39,7 @@ def simulated(plan: sbp.Plan) -> float:
     return plan.simulate().step_seconds
 
 
+@pytest.mark.slow
 def test_the_simulated_step_is_never_longer_and_shorter_on_some() -> None:
     ratios = {}
     for case in CASES:

@@ -317,6 +317,7 @@ def test_graphs_without_ops_are_placed(name: str) -> None:
     assert placed.seconds == 0 and placed.run(jnp.ones(3)).tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gdp", "placeto"])
 def test_a_trained_policy_places_graphs_that_it_has_not_seen(name: str) -> None:
     """It is better than the best device, and than as many draws by chance; its first choice alone than chance.

@@ -77,6 +77,7 @@ def test_rows_sum_to_the_whole(model: str) -> None:
     check(plan, hidden(plan))
 
 
+@pytest.mark.slow
 def test_rows_of_a_scanned_gpt3_sum_to_the_whole() -> None:
     sizes = {"layers": 96, "hidden": 12288, "heads": 96, "seq": 2048, "vocab": 51200, "batch": 512}
     options: dict[str, Any] = {**sizes, "fused_qkv": True, "remat": True, "scan_layers": True}

@@ -87,6 +87,7 @@ def test_a_trace_that_cannot_be_written(step: Simulation) -> None:
         step.save_trace("/nowhere/x.json")
 
 
+@pytest.mark.slow
 def test_a_scan_of_layers_takes_as_long_as_the_layers_do() -> None:
     """Large enough that kernels and collectives of single weights are not what takes the time."""
     options = {

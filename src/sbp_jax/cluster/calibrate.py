@@ -1,9 +1,11 @@
 """Measuring the machine at hand: matrix products, memory, the smallest op, collectives. Gives a ``Cluster``.
 
 Everything runs on all devices at once, as a training step does: what they share (a host's memory, a power budget)
-then counts. A time is the best of several runs of a chain of equal steps in one program, less the empty program's,
-by the number of steps. Collectives are fitted to the model's own formula, startup + steps * latency + bytes / rate,
-by least squares of the relative errors, none below zero; ``Calibration.worst_error`` says how far off the fit is.
+then counts. A time is what a long chain of equal steps takes above a short one, each in one program and the best of
+several runs, by the steps between them: what it takes to start a program and to hear of its end is in both, also what
+of that a GPU hides behind its kernels. Collectives are fitted to the model's own formula, startup + steps * latency +
+bytes / rate, by least squares of the relative errors, none below zero; ``Calibration.worst_error`` says how far off the
+fit is.
 """
 
 import functools
@@ -29,7 +31,7 @@ from .levels import Level
 from .presets import FILL_SECONDS, GPU_TILES, preset_of
 
 _AXIS = "x"
-_CHAIN = 4
+_CHAIN, _LONGER = 4, 3  # steps of the short chain, and how many times as many the long one has
 _RUNS = 5
 
 
@@ -43,7 +45,8 @@ class Measurement:
     rate: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what:<24} {self.size:>14}  {self.seconds * 1e6:>12.1f} us  {self.rate}".rstrip()
+        micro = self.seconds * 1e6
+        return f"{self.what:<24} {self.size:>14}  {micro:>12.{1 if micro >= 1 else 3}f} us  {self.rate}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +92,16 @@ def calibrate(
     local = local[:devices]
     effort = effort or (SMALL if local[0].platform == "cpu" else LARGE)
     mesh = Mesh(np.array(local), (_AXIS,))
-    empty = _chain_seconds(lambda x: x, mesh, 8, jnp.float32, 0.0, steps=1)
     progress("matrix products")
-    rates, found = _products(mesh, effort, empty)
+    rates, found = _products(mesh, effort)
     progress("memory")
-    memory_rate, streamed = _streaming(mesh, effort, empty)
-    floor = _chain_seconds(_small_op, mesh, 8, jnp.float32, empty, steps=32)
+    memory_rate, streamed = _streaming(mesh, effort)
+    floor = _chain_seconds(_add_one, mesh, 8, jnp.float32, steps=32)
     found += [streamed, Measurement("smallest op", "8 elements", floor)]
     notes: list[str] = []
     chip = device(local[0].device_kind, rates, _memory_bytes(local, notes), memory_rate, *_tiling(local[0]))
     progress("collectives")
-    levels, measured, error = _levels(mesh, effort, empty, notes, progress)
+    levels, measured, error = _levels(mesh, effort, notes, progress)
     cpu = local[0].platform == "cpu"
     cluster = Cluster(
         name, chip, levels, op_seconds_floor=floor, overlaps=frozenset() if cpu else ASYNC, library="generic"
@@ -107,13 +109,13 @@ def calibrate(
     return Calibration(cluster, (*found, *measured), tuple(notes), error)
 
 
-def _products(mesh: Mesh, effort: Effort, empty: float) -> tuple[dict[str, float], list[Measurement]]:
+def _products(mesh: Mesh, effort: Effort) -> tuple[dict[str, float], list[Measurement]]:
     """The best FLOP/s of square products by dtype, and all of them."""
     best: dict[str, float] = {}
     found = []
     for dtype in effort.dtypes:
         for side in effort.sides:
-            seconds = _chain_seconds(_product, mesh, side * side, jnp.dtype(dtype), empty, steps=2)
+            seconds = _chain_seconds(_product, mesh, side * side, jnp.dtype(dtype), steps=2)
             rate = 2.0 * side**3 / seconds
             best[dtype] = max(best.get(dtype, 0.0), rate)
             found.append(Measurement(f"matmul {dtype}", f"{side}^3", seconds, f"{rate:.3g} FLOP/s"))
@@ -126,15 +128,15 @@ def _product(x: jax.Array) -> jax.Array:
     return (square @ square).ravel()
 
 
-def _streaming(mesh: Mesh, effort: Effort, empty: float) -> tuple[float, Measurement]:
+def _streaming(mesh: Mesh, effort: Effort) -> tuple[float, Measurement]:
     """Bytes per second of reading one array and writing another."""
     size = effort.stream_bytes
-    seconds = _chain_seconds(lambda x: x + 1, mesh, size // 4, jnp.float32, empty)
+    seconds = _chain_seconds(_add_one, mesh, size // 4, jnp.float32)
     rate = 2.0 * size / seconds
     return rate, Measurement("read and write", _human(size), seconds, f"{rate:.3g} bytes/s")
 
 
-def _small_op(x: jax.Array) -> jax.Array:
+def _add_one(x: jax.Array) -> jax.Array:
     return x + 1
 
 
@@ -165,7 +167,7 @@ def _sent(kind: str, held_bytes: float, p: int) -> float:
 
 
 def _levels(
-    mesh: Mesh, effort: Effort, empty: float, notes: list[str], progress: Callable[[str], None]
+    mesh: Mesh, effort: Effort, notes: list[str], progress: Callable[[str], None]
 ) -> tuple[tuple[Level, ...], list[Measurement], float]:
     """The node's level from this process's devices; the network's, with several processes, from all devices."""
     here, everywhere = mesh.devices.size, jax.device_count()
@@ -175,7 +177,7 @@ def _levels(
     levels: list[Level] = []
     error = 0.0
     if here > 1:
-        level, found, error = _fit(inner, None if alone else here, mesh, 1, effort, empty)
+        level, found, error = _fit(inner, None if alone else here, mesh, 1, effort)
         levels.append(level)
     elif alone:
         notes.append("one device: its links cannot be measured; the level's figures are placeholders")
@@ -187,14 +189,14 @@ def _levels(
         every = Mesh(np.array(jax.devices()), (_AXIS,))
         if everywhere % here or here != jax.local_device_count():
             raise SbpError("calibrate with several processes measures all of their devices: leave `devices` out")
-        level, more, worse = _fit("network", None, every, here, effort, empty)
+        level, more, worse = _fit("network", None, every, here, effort)
         levels.append(level)
         found, error = found + more, max(error, worse)
     return tuple(levels), found, error
 
 
 def _fit(
-    name: str, devices: int | None, mesh: Mesh, members: int, effort: Effort, empty: float
+    name: str, devices: int | None, mesh: Mesh, members: int, effort: Effort
 ) -> tuple[Level, list[Measurement], float]:
     """One level from collectives over ``mesh``, of which ``members`` devices share a unit of the level inside.
 
@@ -209,7 +211,7 @@ def _fit(
             held = size // (4 * p) * p  # elements, a whole number for each device
             if kind == "all_gather":
                 held = max(held // p // p, 1) * p
-            seconds = _chain_seconds(_collective(kind, p, members), mesh, max(held, p), jnp.float32, empty)
+            seconds = _chain_seconds(_collective(kind, p, members), mesh, max(held, p), jnp.float32)
             sent = _sent(kind, 4.0 * max(held, p), p)
             rows.append((_steps(kind, p), sent, seconds))
             found.append(Measurement(f"{kind} ({name})", _human(sent), seconds, f"{sent / seconds:.3g} bytes/s sent"))
@@ -243,27 +245,42 @@ def fit_level(name: str, devices: int | None, rows: Sequence[tuple[int, float, f
 
 
 def _chain_seconds(
-    step: Callable[[jax.Array], jax.Array], mesh: Mesh, elements: int, dtype: Any, empty: float, steps: int = _CHAIN
+    step: Callable[[jax.Array], jax.Array], mesh: Mesh, elements: int, dtype: Any, steps: int = _CHAIN
 ) -> float:
-    """Seconds of one ``step`` on an array of ``elements`` on every device of the mesh, the best of some runs."""
+    """Seconds of one ``step`` on an array of ``elements`` on every device of the mesh, by chains of ``steps`` and more.
+
+    The array is random, for GPUs are faster on zeros, and of a size that squaring it as a matrix leaves as it is.
+    """
     spec = PartitionSpec(_AXIS)
+    # XLA for CPUs drops barriers before it makes one op of several: there only a loop keeps them apart. On a GPU a
+    # loop's counter is a kernel of its own.
+    loops = step is _add_one and mesh.devices.flat[0].platform == "cpu"
 
-    @jax.jit
-    @functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    def chain(x: jax.Array) -> jax.Array:
-        for _ in range(steps):
-            x = lax.optimization_barrier(step(x))  # or XLA would make one op of several
-        return x
+    def chain(length: int) -> Callable[[jax.Array], jax.Array]:
+        @jax.jit
+        @functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        def run(x: jax.Array) -> jax.Array:
+            if loops:
+                return lax.fori_loop(0, length, lambda _, x: step(x), x)
+            for _ in range(length):
+                x = lax.optimization_barrier(step(x))  # or XLA would make one op of several
+            return x
 
-    make = jax.jit(lambda: jnp.zeros(elements * mesh.devices.size, dtype), out_shardings=NamedSharding(mesh, spec))
-    x = jax.block_until_ready(make())
-    jax.block_until_ready(chain(x))
-    best = math.inf
-    for _ in range(_RUNS):
-        start = time.perf_counter()
-        jax.block_until_ready(chain(x))
-        best = min(best, time.perf_counter() - start)
-    return max(best - empty, best / 10) / steps
+        return run
+
+    def make() -> jax.Array:
+        return jax.random.normal(jax.random.key(0), elements * mesh.devices.size, dtype) / elements**0.25
+
+    x = jax.jit(make, out_shardings=NamedSharding(mesh, spec))()
+    best = {length: math.inf for length in (steps, _LONGER * steps)}
+    chains = {length: chain(length) for length in best}
+    for k in range(_RUNS + 1):  # the first compiles
+        for length, run in chains.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run(x))
+            best[length] = min(best[length], time.perf_counter() - start if k else math.inf)
+    short, long = best.values()
+    return max((long - short) / ((_LONGER - 1) * steps), long / (10 * _LONGER * steps))
 
 
 def _memory_bytes(devices: Sequence[Any], notes: list[str]) -> float:
