@@ -269,7 +269,7 @@ def _chain_seconds(
         return run
 
     def make() -> jax.Array:
-        return jax.random.normal(jax.random.key(0), elements * mesh.devices.size, dtype) / elements**0.25
+        return jax.random.normal(jax.random.key(0), (elements * mesh.devices.size,), dtype) / elements**0.25
 
     x = jax.jit(make, out_shardings=NamedSharding(mesh, spec))()
     best = {length: math.inf for length in (steps, _LONGER * steps)}
