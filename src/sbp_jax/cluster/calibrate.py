@@ -33,6 +33,7 @@ from .presets import FILL_SECONDS, GPU_TILES, preset_of
 _AXIS = "x"
 _CHAIN, _LONGER = 4, 3  # steps of the short chain, and how many times as many the long one has
 _RUNS = 5
+_MOST_STEPS = 64  # of a short chain: longer ones take long to compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,15 +273,19 @@ def _chain_seconds(
         return jax.random.normal(jax.random.key(0), (elements * mesh.devices.size,), dtype) / elements**0.25
 
     x = jax.jit(make, out_shardings=NamedSharding(mesh, spec))()
-    best = {length: math.inf for length in (steps, _LONGER * steps)}
-    chains = {length: chain(length) for length in best}
-    for k in range(_RUNS + 1):  # the first compiles
-        for length, run in chains.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run(x))
-            best[length] = min(best[length], time.perf_counter() - start if k else math.inf)
-    short, long = best.values()
-    return max((long - short) / ((_LONGER - 1) * steps), long / (10 * _LONGER * steps))
+    while True:
+        best = {length: math.inf for length in (steps, _LONGER * steps)}
+        chains = {length: chain(length) for length in best}
+        for k in range(_RUNS + 1):  # the first compiles
+            for length, run in chains.items():
+                start = time.perf_counter()
+                jax.block_until_ready(run(x))
+                best[length] = min(best[length], time.perf_counter() - start if k else math.inf)
+        short, long = best.values()
+        # Two thirds of the long one at best. With less than half, starting a program takes more than the short chain.
+        if long - short >= long / 2 or steps >= _MOST_STEPS:
+            return max((long - short) / ((_LONGER - 1) * steps), long / (10 * _LONGER * steps))
+        steps *= 4
 
 
 def _memory_bytes(devices: Sequence[Any], notes: list[str]) -> float:
