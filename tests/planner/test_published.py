@@ -131,7 +131,7 @@ def test_a_methods_plan_runs_with_the_same_numbers(name: str) -> None:
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("mesh", [(8,), (2, 4), (2, 2, 2)])
+@pytest.mark.parametrize("mesh", [(8,), (2, 4), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
 def test_nothing_is_below_the_exact_bound(mesh: tuple[int, ...]) -> None:
     where = sbp.placement.abstract(mesh, cluster="a100-80")
     best = planned("ilp", where)

@@ -188,7 +188,7 @@ EXPERTS = ("data_parallel", "megatron", "zero2", "zero3")
 
 
 @pytest.mark.parametrize(
-    ("model", "mesh"), [("mlp", (8,)), ("mlp", (2, 4)), ("resnet", (8,)),
+    ("model", "mesh"), [pytest.param("mlp", (8,), marks=pytest.mark.slow), ("mlp", (2, 4)), ("resnet", (8,)),
                         pytest.param("resnet", (2, 4), marks=pytest.mark.slow)], ids=str,
 )  # fmt: skip
 def test_no_expert_is_better(model: str, mesh: tuple[int, ...]) -> None:
