@@ -336,11 +336,13 @@ def _in_turns(runs: dict[str, Callable[[], Any]], rounds: int, calls: int) -> di
     return seconds
 
 
-def _on_device(fn: Callable[..., Any], arguments: tuple[Any, ...], short: int = 2, long: int = 8) -> float:
+def _on_device(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
     """Seconds of one call on the device, by programs of several: what starting a program takes is not in it."""
     import jax
 
-    def repeated(times: int) -> Callable[..., Any]:
+    from sbp_jax.cluster.calibrate import seconds_each
+
+    def repeated(times: int) -> Callable[[], Any]:
         def run(*values: Any) -> list[Any]:
             outs = []
             for _ in range(times):
@@ -350,8 +352,7 @@ def _on_device(fn: Callable[..., Any], arguments: tuple[Any, ...], short: int = 
 
         return functools.partial(jax.jit(run), *arguments)
 
-    seconds = _in_turns({"short": repeated(short), "long": repeated(long)}, 7, 5)
-    return max(min(seconds["long"]) - min(seconds["short"]), 1e-9) / (long - short)
+    return seconds_each(repeated, 2)
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

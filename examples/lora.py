@@ -131,8 +131,8 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         check(any("lora" not in leaf.path for leaf in split), "because parts of the frozen base are split")
 
     before = base_weights(model)
-    unseen, evaluate = [shout(options.steps + i) for i in range(8)], nnx.jit(loss_fn)
-    untrained = np.mean([evaluate(model, texts) for texts in unseen])
+    others, evaluate = [shout(options.steps + i) for i in range(8)], nnx.jit(loss_fn)
+    untrained = np.mean([evaluate(model, texts) for texts in others])
     losses = [float(finetune(model, optimizer, shout(i))) for i in range(options.steps)]
     print(f"\nloss {losses[0]:.3f} -> {np.mean(losses[-3:]):.3f} nats a byte of capitals in {options.steps} steps")
     same = all(np.array_equal(a, b) for a, b in zip(before, base_weights(model), strict=True))
@@ -140,9 +140,10 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     single = nnx.jit(finetune_step)
     reference = [float(single(*alone, shout(i))) for i in range(min(options.compare_steps, options.steps))]
     check_equal(losses[: len(reference)], reference, "equal to a single device")
-    trained = np.mean([evaluate(model, texts) for texts in unseen])
-    print(f"of texts that it has not seen: {untrained:.3f} -> {trained:.3f}")
-    check(bool(trained < untrained - (0.1 if options.steps >= 15 else 0.0)), "the loss falls")
+    trained = np.mean([evaluate(model, texts) for texts in others])
+    print(f"of capitals that it was not trained on: {untrained:.3f} -> {trained:.3f}")
+    if options.steps >= 3:
+        check(bool(trained < untrained - (0.1 if options.steps >= 15 else 0.0)), "the loss falls")
     return {"plan": plan, "whole": whole, "adapters": adapters, "base": base, "losses": losses, "single": reference}
 
 

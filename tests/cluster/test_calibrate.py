@@ -1,11 +1,14 @@
 """Measuring a machine: the fit finds what made the figures, and a small run gives a cluster that can be used."""
 
+import time
+from collections.abc import Callable
+
 import jax
 import pytest
 
 import sbp_jax as sbp
 from sbp_jax import cluster
-from sbp_jax.cluster.calibrate import Effort, calibrate, fit_level
+from sbp_jax.cluster.calibrate import Effort, calibrate, fit_level, seconds_each
 
 TINY = Effort((16, 32), 1 << 12, (1 << 10, 1 << 14), ("float32",))
 
@@ -40,6 +43,23 @@ def test_a_small_calibration_gives_a_usable_cluster() -> None:
     assert said == ["matrix products", "memory", "collectives"]
     assert any("memory" in note for note in found.notes)
     assert c.collective_seconds("all_reduce", 1e6, (2,), (0,)) > 0
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_what_starting_a_program_takes_is_not_counted(grows: bool) -> None:
+    """Sleeping stands for work: 20 ms to start, of which 8 ms hide behind the steps, 1 ms a step."""
+    lengths: list[int] = []
+
+    def chain(length: int) -> Callable[[], None]:
+        lengths.append(length)
+        return lambda: time.sleep(0.012 + max(0.008, 0.001 * length))
+
+    seconds = seconds_each(chain, 4, grows)
+    if grows:
+        assert lengths == [4, 12, 16, 48]
+        assert seconds == pytest.approx(0.001, rel=0.25)
+    else:
+        assert lengths == [4, 12] and seconds < 0.001
 
 
 def test_links_of_one_device_are_placeholders_and_said_so() -> None:

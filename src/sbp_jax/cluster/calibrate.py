@@ -248,16 +248,22 @@ def fit_level(name: str, devices: int | None, rows: Sequence[tuple[int, float, f
 def _chain_seconds(
     step: Callable[[jax.Array], jax.Array], mesh: Mesh, elements: int, dtype: Any, steps: int = _CHAIN
 ) -> float:
-    """Seconds of one ``step`` on an array of ``elements`` on every device of the mesh, by chains of ``steps`` and more.
+    """Seconds of one ``step`` on an array of ``elements`` on every device of the mesh.
 
     The array is random, for GPUs are faster on zeros, and of a size that squaring it as a matrix leaves as it is.
     """
     spec = PartitionSpec(_AXIS)
+    devices = mesh.devices.flat
     # XLA for CPUs drops barriers before it makes one op of several: there only a loop keeps them apart. On a GPU a
     # loop's counter is a kernel of its own.
-    loops = step is _add_one and mesh.devices.flat[0].platform == "cpu"
+    loops = step is _add_one and devices[0].platform == "cpu"
 
-    def chain(length: int) -> Callable[[jax.Array], jax.Array]:
+    def make() -> jax.Array:
+        return jax.random.normal(jax.random.key(0), (elements * mesh.devices.size,), dtype) / elements**0.25
+
+    x = jax.jit(make, out_shardings=NamedSharding(mesh, spec))()
+
+    def chain(length: int) -> Callable[[], jax.Array]:
         @jax.jit
         @functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
         def run(x: jax.Array) -> jax.Array:
@@ -267,23 +273,29 @@ def _chain_seconds(
                 x = lax.optimization_barrier(step(x))  # or XLA would make one op of several
             return x
 
-        return run
+        return functools.partial(run, x)
 
-    def make() -> jax.Array:
-        return jax.random.normal(jax.random.key(0), (elements * mesh.devices.size,), dtype) / elements**0.25
+    # Processes must run the same programs, and each goes by its own clock.
+    ours = all(d.process_index == jax.process_index() for d in devices)
+    return seconds_each(chain, steps if ours else 4 * steps, grows=ours)
 
-    x = jax.jit(make, out_shardings=NamedSharding(mesh, spec))()
+
+def seconds_each(chain: Callable[[int], Callable[[], Any]], steps: int = _CHAIN, grows: bool = True) -> float:
+    """Seconds of one of many equal steps: ``chain(n)`` is a call of a program of n of them.
+
+    Chains get longer, where they may, until a short one takes at least what starting a program takes.
+    """
     while True:
-        best = {length: math.inf for length in (steps, _LONGER * steps)}
-        chains = {length: chain(length) for length in best}
+        chains = {length: chain(length) for length in (steps, _LONGER * steps)}
+        best = dict.fromkeys(chains, math.inf)
         for k in range(_RUNS + 1):  # the first compiles
             for length, run in chains.items():
                 start = time.perf_counter()
-                jax.block_until_ready(run(x))
+                jax.block_until_ready(run())
                 best[length] = min(best[length], time.perf_counter() - start if k else math.inf)
         short, long = best.values()
         # Two thirds of the long one at best. With less than half, starting a program takes more than the short chain.
-        if long - short >= long / 2 or steps >= _MOST_STEPS:
+        if long - short >= long / 2 or steps >= _MOST_STEPS or not grows:
             return max((long - short) / ((_LONGER - 1) * steps), long / (10 * _LONGER * steps))
         steps *= 4
 
