@@ -11,10 +11,10 @@ import sbp_jax as sbp
 import zoo
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "moe": ("moe", {}),
     "dlrm": ("dlrm", {}),
 }
 SLOW_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "moe": ("moe", {}),
     "llama": ("llama", {}),
     "llama-scan-remat": ("llama", {"scan_layers": True, "remat": True}),
     "vit": ("vit", {}),

@@ -51,7 +51,8 @@ def test_every_schedule_gives_what_the_actors_give_and_where_they_do(name: str) 
     actors.close()
 
 
-@pytest.mark.parametrize("model", ["gpt", *(pytest.param(m, marks=pytest.mark.slow) for m in ("lstm", "dlrm"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt", "lstm", "dlrm"])
 def test_stages_are_planned_over_their_devices(model: str) -> None:
     case = zoo.build(model)
     data = case.batch(0)

@@ -55,11 +55,11 @@ def plan(where: Any = MESH, pins: Any = None, **config: Any) -> sbp.Plan:
                         config=sbp.AutoParallelConfig(**{"cluster": "a100-80", **config}))  # fmt: skip
 
 
-@pytest.fixture
-def searched(monkeypatch: pytest.MonkeyPatch) -> Task:
+@pytest.fixture(scope="module")
+def searched() -> Task:
     """The task that a search method is given for the step."""
     seen: list[Task] = []
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             decide,
             "lookup",
@@ -98,19 +98,26 @@ def test_nothing_is_fitted_into_memory_where_there_is_enough(
     assert found.notes == () and found.seconds == pytest.approx(exact.seconds) == found.bound
 
 
-@pytest.mark.parametrize("thorough", [False, True])
-def test_time_is_said_to_be_the_users_where_it_is(
-    thorough: bool, searched: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def limited(searched: Task) -> tuple[float, Any]:
+    """A limit a little below what the free plan holds, and a plan that fits into it."""
     free = lookup("ilp").run(replace(searched, limit_bytes=None))
     assert free is not None
     limit = 0.97 * float(searched.footprint.over_time(free.solution.choice).max())
     fits = lookup("ilp").run(replace(searched, limit_bytes=limit))
     assert fits is not None
+    return limit, fits.solution.choice
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_time_is_said_to_be_the_users_where_it_is(
+    thorough: bool, searched: Task, limited: tuple[float, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, fits = limited
     run = fit.Fitting.run
 
     def after_one_that_fits(fitting: fit.Fitting) -> Any:
-        fitting._offer(fits.solution.choice)
+        fitting._offer(fits)
         return run(fitting)
 
     monkeypatch.setattr(fit.Fitting, "run", after_one_that_fits)
