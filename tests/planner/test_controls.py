@@ -157,7 +157,7 @@ def test_the_collector_counts_both_copies_in_memory() -> None:
 
 
 def test_less_memory_for_a_few_percent() -> None:
-    args = STATE, f32(65536, 1024)
+    args = STATE, f32(16384, 1024)
     first, lean = plan(step, *args), plan(step, *args, prefer_less_memory=True)
     assert lean.memory_per_device < 0.98 * first.memory_per_device
     assert lean.objective <= 1.05 * first.objective

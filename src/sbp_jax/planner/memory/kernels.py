@@ -29,6 +29,10 @@ RENAMES = frozenset("reshape squeeze expand_dims sbp.pin".split())
 IN_PLACE = frozenset(
     "dynamic_update_slice sort scatter scatter-add scatter_add scatter_mul scatter_min scatter_max".split()
 )
+# On GPUs calls of cuBLAS and cuDNN, of which XLA takes one element of a tuple, the other being their work space: only
+# what an op itself has made is written over, and no buffer that two values share already (``HeapSimulator``). So it is
+# once kernels are tried, if not always: XLA may take a product of its own, whose result can be.
+OF_LIBRARIES = frozenset(("conv_general_dilated", "dot_general", "ragged_dot_general"))
 REDUCTIONS = frozenset("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split())
 # Kernels of their own that compute what they read, where nothing else reads it.
 COMPUTES = REDUCTIONS | frozenset(("argmax", "argmin", "gather"))

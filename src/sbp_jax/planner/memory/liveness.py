@@ -31,6 +31,7 @@ from .kernels import (
     LONG,
     MOST_COPIES,
     MOVES,
+    OF_LIBRARIES,
     REDUCTIONS,
     RENAMES,
     REPEATED,
@@ -389,8 +390,8 @@ class _Walk:
 
     def _overwritten(self, v: Value, at: int, readers: Sequence[tuple[Op, int]]) -> bool:
         """Whether the kernel in which a value dies writes its result over it, element by element."""
-        op = self.program.nodes[at]
-        if is_reshaped(self.maker[v.id]):
+        op, maker = self.program.nodes[at], self.maker[v.id]
+        if is_reshaped(maker) or (self.on_gpu and (maker.name in OF_LIBRARIES or maker.name in IN_PLACE)):
             return False
         if at in self.claimed or not op.outs or op.index in self.spans:
             return False

@@ -18,6 +18,8 @@ TOLERANCE = 0.05
 _ROUNDS = 10
 # From one price to the next until one is too dear; at the first a peak's bytes cost as much as the step takes.
 _FACTOR = 4.0
+# Less than this part of the peak is not worth any seconds.
+_WORTH = 1e-3
 
 
 def less_memory(task: Task, best: Found, method: Callable[[Task], Found | None]) -> tuple[Found, str]:
@@ -53,8 +55,9 @@ def less_memory(task: Task, best: Found, method: Callable[[Task], Found | None])
             price = too_dear / _FACTOR if price == too_dear else (price * too_dear) ** 0.5
             if price > 0.9 * too_dear:
                 break
-    if lowest >= first:
-        return chosen, f"less memory preferred: no plan found within {TOLERANCE:.0%} of the least seconds holds less"
+    if lowest > (1 - _WORTH) * first:
+        near = f"within {TOLERANCE:.0%} of the least seconds"
+        return best, f"less memory preferred: no plan found {near} holds even {_WORTH:.1%} less"
     saved = 1 - lowest / first
     slower = chosen.seconds / best.seconds - 1 if best.seconds else 0.0
     return chosen, f"less memory preferred: {saved:.1%} less at the peak for {slower:.1%} more seconds"
