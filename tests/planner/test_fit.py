@@ -19,6 +19,7 @@ from sbp_jax.planner.optimize.feasible import Feasible
 from sbp_jax.planner.optimize.goal import Goal, Start
 from sbp_jax.planner.optimize.program import solve
 from sbp_jax.planner.optimize.search import search
+from sbp_jax.planner.optimize.smallest_limit import Smallest
 
 
 def random_problem(seed: int, n: int = 7) -> CostGraph:
@@ -91,6 +92,45 @@ def test_equal_to_trying_everything(seed: int, taken_as: dict[str, int], monkeyp
     if "_BEST_FEW" not in taken_as:
         assert found.seconds <= best * (1 + (2e-3 if taken_as else 1e-6))
         assert found.bound >= found.seconds * (1 - (2e-3 if taken_as else 1e-6))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plans_that_nearly_fit_are_mended_with_parts_of_others(seed: int) -> None:
+    """Each of two plans has half of the smallest one: neither fits, and no others are seen."""
+    problem = random_problem(seed)
+    held = Bytes.against(problem, seed)
+    small = min(every(problem), key=lambda c: held.over_time(c).max())
+    most = max(every(problem), key=lambda c: held.over_time(c).max())
+    free = solve(problem)
+    assert free is not None
+    limit = float(held.over_time(small).max())
+    goal = Goal(problem, held, limit)
+    fitting = fit.Fitting(goal, limit, free)
+    half = len(small) // 2
+    for seen in (small[:half] + most[half:], most[:half] + small[half:]):
+        assert fitting._offer(seen).peak > limit
+    fitting._mix(Smallest(goal, held.at))
+    assert fitting.best is not None and fitting.best.peak <= limit
+
+
+def test_an_error_names_the_smallest_plan_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def rounds(self: fit.Fitting, *_: object) -> None:
+        seen.extend([self._offer(small).peak, self._offer(self.free.choice).peak])
+
+    monkeypatch.setattr(fit.Fitting, "_rounds", rounds)
+    for name in ("_combine", "_exactly", "_mix"):
+        monkeypatch.setattr(fit.Fitting, name, lambda *_: None)
+    monkeypatch.setattr(Feasible, "search", lambda *_: None)
+    monkeypatch.setattr(Smallest, "holding_least", lambda *_: None)
+    problem = random_problem(0)
+    held = Bytes.against(problem, 0)
+    small = min(every(problem), key=lambda c: held.over_time(c).max())
+    limit = float(held.over_time(small).max()) - 1
+    with pytest.raises(PlanError, match=f"the smallest that one does is {limit + 1:.0f} bytes"):
+        search(Goal(problem, held, limit))
+    assert min(seen) == limit + 1
 
 
 def test_begins_with_a_plan_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,11 @@ _SPREAD_SECONDS, _MOST_IDLE = 5.0, 3
 # Branch and bound: for so long, at most this part of what is left; of so few pairs of choices, or for gaps below this.
 _BRANCH_SECONDS, _BRANCH_PART = 12.0, 0.7
 _BRANCHED_PAIRS, _BRANCHED_GAP = 60_000, 0.06
-# For plans that fit where prices found none.
+# For plans that fit where prices found none, and of how many of those that hold least parts may make one.
 _FEASIBLE_SECONDS = 10.0
+_SMALLEST = 8
+# A plan that holds at most so many times the limit may be mended with parts of others.
+_NEARLY = 1.1
 # What is left open is closed, as far as some seconds do (all that are left, if thorough), where so few pairs of choices
 # are left; else the best plan is looked for among the best few. Beyond so many pairs of choices a fine gap is let be.
 _MOST_PAIRS = 200_000
@@ -125,10 +128,9 @@ class Fitting:
         find_start = None if self._is_over() else self.goal.find_start
         if find_start is not None and (start := find_start()) is not None:
             self._begin(start)
-        last = self._rounds()
-        tried = [(self.free, free.memory)] if last is None else [(self.free, free.memory), last]
+        self._rounds(smallest)
         if self.best is None and not self._closed(self.goal.gap) and not self._is_known and not self._is_over():
-            self._any_plan(smallest, tried)
+            self._any_plan(smallest)
         # A fine gap of layers that change all at once is what stays between two plans.
         ends_here = self._is_fine and self.goal.shares_layers and not self.goal.thorough
         local = () if ends_here else (self._by_branching, self._spread, self._combine_by_node, self._by_regions)
@@ -140,7 +142,7 @@ class Fitting:
                 return None
             if self.was_stopped:
                 raise out_of_time(self.limit, min(p.peak for p in self.plans))
-            raise smallest.error(self.limit, tried)
+            raise smallest.error(self.limit, self._smallest())
         bound = min(self.bound, self.best.seconds)
         seen = tuple(self._near()[:_PASSED_ON])
         return replace(
@@ -159,16 +161,27 @@ class Fitting:
             if plan.peak <= self.limit and plan.seconds < self._aim:
                 self.best = plan
 
-    def _any_plan(self, smallest: Smallest, tried: list[tuple[Solution, np.ndarray]]) -> None:
+    def _any_plan(self, smallest: Smallest) -> None:
         """A plan that fits, where prices found none, whatever it costs."""
         self.goal.progress("looking for any plan that fits")
-        smallest.feasible.search(self.limit, self.goal.budget.some(self._seconds(_FEASIBLE_SECONDS)), self._offer)
+        self._mix(smallest)
         if self.best is None:
-            found = smallest.run(tried, self.limit)
-            if found.peak <= self.limit:
-                self._offer(found.solution.choice)
+            smallest.feasible.search(self.limit, self.goal.budget.some(self._seconds(_FEASIBLE_SECONDS)), self._offer)
+        if self.best is None:
+            self._offer(smallest.run(self._smallest(), self.limit).solution.choice)
         if self.best is not None:
             self._combine()
+
+    def _mix(self, smallest: Smallest) -> None:
+        """What the plans seen that hold least choose, node by node, put together for a plan that fits."""
+        mixed, _ = smallest.mixed(self._smallest(), self.points, 0.0, self.limit)
+        if tuple(mixed.choice) not in self.pool:
+            self._offer(mixed.choice)
+
+    def _smallest(self) -> list[tuple[Solution, np.ndarray]]:
+        """The plans seen that hold least at their peaks."""
+        least = sorted(self.pool.plans.values(), key=lambda p: (p.peak, p.choice))[:_SMALLEST]
+        return [(replace(self.free, choice=p.choice), p.memory) for p in least]
 
     def _by_branching(self) -> None:
         """Bounds and plans by branch and bound (``branching.py``), where so many branches may close the gap."""
@@ -228,12 +241,9 @@ class Fitting:
             self.best = plan
         return plan
 
-    def _rounds(self) -> tuple[Solution, np.ndarray] | None:
-        """Price, solve, combine, until the gap is closed, nothing more can be hoped for, or time is up.
-
-        The last solution under prices, and its bytes over the step.
-        """
-        last, level, raised = None, LEVEL, dict[int, float]()
+    def _rounds(self, smallest: Smallest) -> None:
+        """Price, solve, combine, until the gap is closed, nothing more can be hoped for, or time is up."""
+        level, raised = LEVEL, dict[int, float]()
         gap, stalled, longest = np.inf, False, 0.0
         whole, start = self.goal.budget.some(part=0.5), self.goal.budget.spent
         for round_number in range(_ROUNDS):
@@ -263,15 +273,15 @@ class Fitting:
             if beyond and plan.peak > self.limit:
                 worst = int(plan.memory.argmax())
                 raised = prices | {worst: 2 * max(prices.get(worst, 0.0), self.free.objective / self.limit)}
+            if self.best is None and not met and plan.peak <= _NEARLY * self.limit:
+                self._mix(smallest)
             # Where parts of some plans do not fit together, those of one more hardly do.
             if not met and (self.best is not None or round_number & (round_number - 1) == 0):
                 self._combine()
-            last = solution, plan.memory
             if self._closed(max(self.goal.gap, _ROUND_GAP)):
                 break
             before, gap = gap, self._aim - self.bound
             stalled = gap > (1 - _WORTH) * before and len(self.points) == points
-        return last
 
     def _priced(self, prices: dict[int, float], budget: Budget, seconds: float = _RELAXED_SECONDS) -> Solution | None:
         """The cheapest plan where bytes have prices, and the bound that it proves."""

@@ -106,7 +106,7 @@ class Smallest:
             if known and int(memory.argmax()) in points and promised * unit <= bound * (1 + 1e-6):
                 break
             seen.append((solution, memory))
-        solution, memory = self._mixed(seen, points, bound, enough)
+        solution, memory = self.mixed(seen, points, bound, enough)
         if not enough:
             solution, memory = self._lower(solution, memory, bound)
         return Least(solution, memory, min(bound, float(memory.max(initial=0.0))))
@@ -135,13 +135,13 @@ class Smallest:
             least = Least(*min(known, key=lambda x: float(x[1].max(initial=0.0))), self.least)
         return too_small(limit, least, self.goal.footprint)
 
-    def _mixed(
-        self, seen: list[tuple[Solution, np.ndarray]], points: Sequence[int], lowest: float, enough: float
+    def mixed(
+        self, seen: Sequence[tuple[Solution, np.ndarray]], points: Sequence[int], lowest: float, enough: float
     ) -> tuple[Solution, np.ndarray]:
         """The smallest of the plans seen, and of what the smallest few choose, mixed node by node.
 
         Weights alone find the corners: plans that hold little at one point and much at another. So the limit for a mix
-        holds all over the step. It goes half the way to ``lowest`` each time that one is found.
+        holds all over the step. It goes half the way to ``lowest`` each time that one is found; ``enough`` will do.
         """
         seen = sorted(seen, key=lambda x: float(x[1].max()))
         best = seen[0]
