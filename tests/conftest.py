@@ -11,7 +11,7 @@ if _FLAG not in os.environ.get("XLA_FLAGS", ""):
 # The CPU's code need not be fast, and takes a third less time to compile so. What XLA makes of the program is the same.
 if "--xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
-# Loops of fused ops as LLVM's alone, without MLIR, compile in half the time. Newer versions stop at a flag they don't know.
+# Fused loops compile in half the time without MLIR. Newer versions stop at a flag that they do not know.
 if version("jaxlib").startswith("0.10.") and "--xla_cpu_use_fusion_emitters" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -40,6 +40,7 @@ import ml_dtypes
 import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+_COUNT = "--xla_force_host_platform_device_count"
 WORKER = Path(__file__).with_name("worker.py")
 START_SECONDS = 180.0
 CASE_SECONDS = 120.0
@@ -59,11 +60,13 @@ def environment(devices: int, extra: Mapping[str, str | None] | None = None) -> 
         for name, value in os.environ.items()
         if not name.lower().endswith("_proxy") and not name.startswith(("SLURM_", "OMPI_", "SBP_"))
     }
+    own = os.environ.get("XLA_FLAGS", "").split()
     paths = [REPOSITORY / "src", REPOSITORY / "tests", REPOSITORY / "examples", Path(__file__).parent]
     keep |= {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+        # The tests' own, for quick compiling, but for how many devices there are.
+        "XLA_FLAGS": " ".join([f for f in own if not f.startswith(_COUNT)] + [f"{_COUNT}={devices}"]),
         "PYTHONUNBUFFERED": "1",
     }
     for name, value in (extra or {}).items():
