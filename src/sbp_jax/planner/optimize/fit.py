@@ -142,7 +142,7 @@ class Fitting:
                 return None
             if self.was_stopped:
                 raise out_of_time(self.limit, min(p.peak for p in self.plans))
-            raise smallest.error(self.limit, self._smallest())
+            raise smallest.error(self.limit, self._smallest_seen())
         bound = min(self.bound, self.best.seconds)
         seen = tuple(self._near()[:_PASSED_ON])
         return replace(
@@ -168,17 +168,17 @@ class Fitting:
         if self.best is None:
             smallest.feasible.search(self.limit, self.goal.budget.some(self._seconds(_FEASIBLE_SECONDS)), self._offer)
         if self.best is None:
-            self._offer(smallest.run(self._smallest(), self.limit).solution.choice)
+            self._offer(smallest.run(self._smallest_seen(), self.limit).solution.choice)
         if self.best is not None:
             self._combine()
 
     def _mix(self, smallest: Smallest) -> None:
         """What the plans seen that hold least choose, node by node, put together for a plan that fits."""
-        mixed, _ = smallest.mixed(self._smallest(), self.points, 0.0, self.limit)
+        mixed, _ = smallest.mixed(self._smallest_seen(), self.points, 0.0, self.limit)
         if tuple(mixed.choice) not in self.pool:
             self._offer(mixed.choice)
 
-    def _smallest(self) -> list[tuple[Solution, np.ndarray]]:
+    def _smallest_seen(self) -> list[tuple[Solution, np.ndarray]]:
         """The plans seen that hold least at their peaks."""
         least = sorted(self.pool.plans.values(), key=lambda p: (p.peak, p.choice))[:_SMALLEST]
         return [(replace(self.free, choice=p.choice), p.memory) for p in least]
