@@ -17,9 +17,9 @@ from sbp_jax.planner.optimize.bounds import spares
 from sbp_jax.planner.optimize.bundle import largest, nearest
 from sbp_jax.planner.optimize.feasible import Feasible
 from sbp_jax.planner.optimize.goal import Goal, Start
-from sbp_jax.planner.optimize.program import solve
+from sbp_jax.planner.optimize.program import Solution, solve
 from sbp_jax.planner.optimize.search import search
-from sbp_jax.planner.optimize.smallest_limit import Smallest
+from sbp_jax.planner.optimize.smallest_limit import Least, Smallest
 
 
 def random_problem(seed: int, n: int = 7) -> CostGraph:
@@ -95,42 +95,53 @@ def test_equal_to_trying_everything(seed: int, taken_as: dict[str, int], monkeyp
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_plans_that_nearly_fit_are_mended_with_parts_of_others(seed: int) -> None:
-    """Each of two plans has half of the smallest one: neither fits, and no others are seen."""
+def test_plans_that_nearly_fit_are_mended_with_parts_of_others(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that meet two plans with half of the smallest one each: neither fits, and nothing else looks for one."""
     problem = random_problem(seed)
     held = Bytes.against(problem, seed)
     small = min(every(problem), key=lambda c: held.over_time(c).max())
     most = max(every(problem), key=lambda c: held.over_time(c).max())
-    free = solve(problem)
-    assert free is not None
-    limit = float(held.over_time(small).max())
-    goal = Goal(problem, held, limit)
-    fitting = fit.Fitting(goal, limit, free)
-    half = len(small) // 2
-    for seen in (small[:half] + most[half:], most[:half] + small[half:]):
-        assert fitting._offer(seen).peak > limit
-    fitting._mix(Smallest(goal, held.at))
-    assert fitting.best is not None and fitting.best.peak <= limit
+    limit, half = float(held.over_time(small).max()), len(small) // 2
+    met = iter([small[:half] + most[half:], most[:half] + small[half:]])
 
+    def priced(self: fit.Fitting, *_: object) -> Solution | None:
+        return None if (choice := next(met, None)) is None else replace(self.free, choice=choice)
 
-def test_an_error_names_the_smallest_plan_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def rounds(self: fit.Fitting, *_: object) -> None:
-        seen.extend([self._offer(small).peak, self._offer(self.free.choice).peak])
-
-    monkeypatch.setattr(fit.Fitting, "_rounds", rounds)
-    for name in ("_combine", "_exactly", "_mix"):
+    monkeypatch.setattr(fit.Fitting, "_priced", priced)
+    monkeypatch.setattr(fit.Fitting, "_next_prices", lambda *_: {0: 1.0})
+    monkeypatch.setattr(fit, "_NEARLY", np.inf)
+    for name in ("_any_plan", "_combine", "_combine_by_node", "_exactly"):
         monkeypatch.setattr(fit.Fitting, name, lambda *_: None)
-    monkeypatch.setattr(Feasible, "search", lambda *_: None)
-    monkeypatch.setattr(Smallest, "holding_least", lambda *_: None)
+    found = search(Goal(problem, held, limit, tell_smallest=False))
+    assert found is not None and held.over_time(found.solution.choice).max() <= limit
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_the_last_search_for_the_smallest_plan(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins with the smallest plan that was seen. What it finds within the limit is the plan, else told."""
     problem = random_problem(0)
     held = Bytes.against(problem, 0)
-    small = min(every(problem), key=lambda c: held.over_time(c).max())
-    limit = float(held.over_time(small).max()) - 1
-    with pytest.raises(PlanError, match=f"the smallest that one does is {limit + 1:.0f} bytes"):
-        search(Goal(problem, held, limit))
-    assert min(seen) == limit + 1
+    peaks = {c: float(held.over_time(c).max()) for c in every(problem)}
+    small = min(peaks, key=peaks.__getitem__)
+    least = peaks[small]
+    larger = min((c for c, peak in peaks.items() if peak > least), key=peaks.__getitem__)
+    monkeypatch.setattr(fit.Fitting, "_rounds", lambda self, _: self._offer(larger))
+    for name in ("_any_plan", "_combine", "_combine_by_node", "_exactly"):
+        monkeypatch.setattr(fit.Fitting, name, lambda *_: None)
+
+    def run(self: Smallest, known: Sequence[tuple[Solution, np.ndarray]], enough: float = 0.0) -> Least:
+        assert any(s.choice == larger for s, _ in known)
+        return Least(replace(known[0][0], choice=small), held.over_time(small), 0.0)
+
+    monkeypatch.setattr(Smallest, "run", run)
+    goal = Goal(problem, held, least - short)
+    if short:
+        with pytest.raises(PlanError, match=f"the smallest that one does is {least:.0f} bytes"):
+            search(goal)
+    else:
+        found = search(goal)
+        assert found is not None and found.solution.choice == small
+        assert found.bound <= found.seconds == pytest.approx(problem.evaluate(small))
 
 
 def test_begins_with_a_plan_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from .goal import Goal, Start
 from .program import Solution, solve, solve_within
 from .recombine import Pool, Seen, chosen, sparing_few, together
 from .regions import FIRST, MOST, improve_regions, settled
-from .smallest_limit import Smallest, out_of_time
+from .smallest_limit import Smallest, out_of_time, too_small
 
 # Set by hand; docs/decisions/0015 to 0017 measure what it leads to. Rounds of prices, points added at the end.
 _ROUNDS = 40
@@ -65,7 +65,7 @@ _SPREAD_SECONDS, _MOST_IDLE = 5.0, 3
 # Branch and bound: for so long, at most this part of what is left; of so few pairs of choices, or for gaps below this.
 _BRANCH_SECONDS, _BRANCH_PART = 12.0, 0.7
 _BRANCHED_PAIRS, _BRANCHED_GAP = 60_000, 0.06
-# For plans that fit where prices found none, and of how many of those that hold least parts may make one.
+# For plans that fit where prices found none; with how many of those that hold least the smallest peak is looked for.
 _FEASIBLE_SECONDS = 10.0
 _SMALLEST = 8
 # A plan that holds at most so many times the limit may be mended with parts of others.
@@ -124,7 +124,8 @@ class Fitting:
             if smallest.least > self.limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
                 if self._is_known:
                     return None
-                raise smallest.error(self.limit, [(self.free, free.memory), (lowest, least.memory)])
+                nearest = smallest.nearest([(self.free, free.memory), (lowest, least.memory)])
+                raise too_small(self.limit, nearest, self.goal.footprint)
         find_start = None if self._is_over() else self.goal.find_start
         if find_start is not None and (start := find_start()) is not None:
             self._begin(start)
@@ -142,7 +143,10 @@ class Fitting:
                 return None
             if self.was_stopped:
                 raise out_of_time(self.limit, min(p.peak for p in self.plans))
-            raise smallest.error(self.limit, self._smallest_seen())
+            nearest = smallest.nearest(self._smallest_seen())
+            if nearest.peak > self.limit:
+                raise too_small(self.limit, nearest, self.goal.footprint)
+            self.best = self._offer(nearest.solution.choice)
         bound = min(self.bound, self.best.seconds)
         seen = tuple(self._near()[:_PASSED_ON])
         return replace(
@@ -173,7 +177,7 @@ class Fitting:
             self._combine()
 
     def _mix(self, smallest: Smallest) -> None:
-        """What the plans seen that hold least choose, node by node, put together for a plan that fits."""
+        """What the few plans seen that hold least choose, node by node, put together for a plan that fits."""
         mixed, _ = smallest.mixed(self._smallest_seen(), self.points, 0.0, self.limit)
         if tuple(mixed.choice) not in self.pool:
             self._offer(mixed.choice)

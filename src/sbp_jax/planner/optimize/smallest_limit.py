@@ -126,14 +126,11 @@ class Smallest:
                 part *= 0.5
         return solution, memory
 
-    def error(self, limit: float, known: Sequence[tuple[Solution, np.ndarray]]) -> TooSmall:
-        """For a limit that no plan was found for, with the smallest limit that works, or that is known to, if that is
-        enough."""
+    def nearest(self, known: Sequence[tuple[Solution, np.ndarray]]) -> Least:
+        """The smallest plan: of those known, or found from them where that is to be told."""
         if self.goal.tell_smallest:
-            least = self.run(known)
-        else:
-            least = Least(*min(known, key=lambda x: float(x[1].max(initial=0.0))), self.least)
-        return too_small(limit, least, self.goal.footprint)
+            return self.run(known)
+        return Least(*min(known, key=lambda x: float(x[1].max(initial=0.0))), self.least)
 
     def mixed(
         self, seen: Sequence[tuple[Solution, np.ndarray]], points: Sequence[int], lowest: float, enough: float
