@@ -69,7 +69,7 @@ PLANNER: dict[str, set[str]] = {
     "exposed": {"apart", "decide", "output"},
     "prepare": {"output"},
     "make": {"decide", "prepare", "exposed", "versions"},
-    "remat": {"make"},
+    "remat": {"make", "effort"},
     "rewriting": {"catalogue"},
     "rewrite": {"rewriting", "remat"},
     "overlap": {"rewrite"},

@@ -11,6 +11,7 @@ import pytest
 from sbp_jax.errors import PlanError
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import CostGraph
+from sbp_jax.planner.memory.infeasible import NoneCheaper
 from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.optimize import fit
 from sbp_jax.planner.optimize.bounds import spares
@@ -155,6 +156,21 @@ def test_begins_with_a_plan_that_is_known(monkeypatch: pytest.MonkeyPatch) -> No
     found = search(Goal(problem, held, limit, find_start=lambda: Start([known])))
     assert found is not None
     assert found.solution.choice == known
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_only_plans_cheaper_than_one_in_another_form_are_asked_for(seed: int) -> None:
+    problem = random_problem(seed)
+    held = Bytes.against(problem, seed)
+    peaks = sorted(held.over_time(c).max() for c in every(problem))
+    limit = float(peaks[len(peaks) // 10])
+    best = min(problem.evaluate(c) for c in every(problem) if held.over_time(c).max() <= limit)
+    free = min(problem.evaluate(c) for c in every(problem))
+    assert free < best
+    found = search(Goal(problem, held, limit, find_start=lambda: Start([], known_seconds=1.01 * best)))
+    assert found is not None and found.seconds == pytest.approx(best)
+    with pytest.raises(NoneCheaper):
+        search(Goal(problem, held, limit, find_start=lambda: Start([], known_seconds=free)))
 
 
 def test_begins_with_prices_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

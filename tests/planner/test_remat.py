@@ -16,6 +16,7 @@ from sbp_jax.planner import Request, make_plan
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import penalised
 from sbp_jax.planner.costs.op_cost import CostModel
+from sbp_jax.planner.memory.infeasible import NoneCheaper
 from sbp_jax.planner.prepare import prepare
 from sbp_jax.planner.remat import search as remat
 from sbp_jax.planner.remat.known import Known
@@ -78,14 +79,14 @@ def test_the_next_mix_begins_with_the_plan_and_the_prices_of_the_one_before() ->
     other = prepare(anew, request)
     known = Known(plan, range(len(program.nodes)), origin)
     start = known.start(other.graph, other.decisions, other.footprint, Budget())
-    assert start is not None
     assert other.graph.evaluate(start.plans[0]) == pytest.approx(plan.objective, rel=1e-6)
     assert other.footprint.over_time(start.plans[0]).max() == pytest.approx(plan.memory_per_device, rel=0.01)
     priced = penalised(other.graph, [(price, other.footprint.at(t)) for t, price in start.prices.items()])
     assert priced.evaluate(start.plans[1]) <= (1 + 1e-2) * priced.evaluate(start.plans[0])
     assert sum(start.prices.values()) == pytest.approx(sum(plan.byte_prices.values()))
-    none = Known(plan, [-1] * len(program.nodes), origin)
-    assert none.start(other.graph, other.decisions, other.footprint, Budget()) is None
+    none = Known(plan, [-1] * len(program.nodes), origin).start(other.graph, other.decisions, other.footprint, Budget())
+    assert not none.plans and not none.prices
+    assert start.known_seconds == none.known_seconds == plan.objective
 
 
 def test_arguments_may_be_read_anew_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +155,76 @@ def test_what_frees_next_to_nothing_is_not_searched(monkeypatch: pytest.MonkeyPa
     config = sbp.AutoParallelConfig(memory_limit=1.01 * free.memory_per_device, overlap=False)
     assert sbp.plan(step, *args, placement=where(8), donate_argnums=0, config=config).recomputed is None
     assert len(programs) == 1
+
+
+def test_each_mix_has_its_part_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that does all that it may leaves the others theirs; the gap is that of what was tried."""
+    of_sum = sbp.AutoParallelConfig(overlap=False)
+    free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=of_sum)
+    programs: list[int] = []
+    bounds: list[float] = []
+
+    def all_spent(program, request, name):
+        if request.memory_limit_bytes is not None:
+            programs.append(len(program.nodes))
+        try:
+            plan = make_plan(program, request, name)
+        finally:
+            if request.memory_limit_bytes is not None:
+                request.budget.spend(request.budget.work_left)
+        bounds.append(plan.bound)
+        return plan
+
+    monkeypatch.setattr(remat, "make_plan", all_spent)
+    config = sbp.AutoParallelConfig(memory_limit=0.75 * free.memory_per_device, remat="auto", overlap=False)
+    plan = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+    assert len(programs) >= 3 and plan.bound == min(bounds[1:])
+
+
+def test_of_a_users_time_each_mix_first_gets_what_it_would_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the best one gets what is left. A search of one mix until its time is up left the others nothing."""
+    of_sum = sbp.AutoParallelConfig(overlap=False)
+    free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=of_sum)
+    asked: list[tuple[int, bool, float]] = []
+
+    def remembered(program, request, name):
+        if request.memory_limit_bytes is not None:
+            asked.append((len(program.nodes), request.thorough, request.budget.work))
+        return make_plan(program, request, name)
+
+    monkeypatch.setattr(remat, "make_plan", remembered)
+    limit = 0.75 * free.memory_per_device
+    config = sbp.AutoParallelConfig(memory_limit=limit, remat="auto", overlap=False, time_limit=300.0, gap=0.0)
+    plan = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+    *usual, (nodes, thorough, work) = asked
+    assert len(usual) >= 3 and not any(t for _, t, _ in usual) and all(w < np.inf for _, _, w in usual)
+    assert thorough and work == np.inf and nodes in [n for n, _, _ in usual], "the best of them is searched on"
+    assert plan.optimality_gap < 0.01
+    by_default = sbp.AutoParallelConfig(memory_limit=limit, remat="auto", overlap=False)
+    usually = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=by_default)
+    assert plan.objective <= usually.objective
+
+
+def test_a_mix_that_is_proven_to_take_longer_is_not_searched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_sum = sbp.AutoParallelConfig(overlap=False)
+    free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=of_sum)
+    found: list[float | None] = []
+
+    def dear(program, request, name):
+        if request.find_start is not None:  # a mix after the first: as if the plan before had taken a tenth
+            at = request.find_start
+            request = replace(request, find_start=lambda *x: replace(at(*x), known_seconds=0.1 * free.objective))
+        try:
+            found.append(make_plan(program, request, name).objective)
+        except NoneCheaper:
+            found.append(None)
+            raise
+        return make_plan(program, request, name)
+
+    monkeypatch.setattr(remat, "make_plan", dear)
+    config = sbp.AutoParallelConfig(memory_limit=0.75 * free.memory_per_device, remat="auto", overlap=False)
+    plan = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+    assert None in found and plan.objective == min(x for x in found[1:] if x is not None)
 
 
 def test_mixes_are_tried_until_one_fits() -> None:

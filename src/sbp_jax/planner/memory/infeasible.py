@@ -24,6 +24,10 @@ class OutOfTime(TooSmall):
     """The time was up before a plan was found within a memory limit: there may be one."""
 
 
+class NoneCheaper(PlanError):
+    """No plan within a memory limit takes less than one that is known, of the same step in another form (proven)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """Values of one kind, alive at one moment: how many, their bytes on a device, in words what they are."""

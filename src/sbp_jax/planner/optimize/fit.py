@@ -16,6 +16,7 @@ import numpy as np
 
 from ..budget import WORK_A_SECOND, Budget
 from ..costs.cost_graph import CostGraph, Subset, penalised
+from ..memory.infeasible import NoneCheaper
 from .bounds import proving_work, spares
 from .branching import Branching
 from .bundle import LEVEL, better
@@ -104,6 +105,7 @@ class Fitting:
     prices: dict[int, float] = field(default_factory=dict)
     _at: dict[int, CostGraph] = field(default_factory=dict)
     _begun: bool = False
+    _known_seconds: float = math.inf
     _first_prices: dict[int, float] = field(default_factory=dict)
     was_stopped: bool = False
 
@@ -129,7 +131,8 @@ class Fitting:
         find_start = None if self._is_over() else self.goal.find_start
         if find_start is not None and (start := find_start()) is not None:
             self._begin(start)
-        self._rounds(smallest)
+        if not self._is_dearer:
+            self._rounds(smallest)
         if self.best is None and not self._closed(self.goal.gap) and not self._is_known and not self._is_over():
             self._any_plan(smallest)
         # A fine gap of layers that change all at once is what stays between two plans.
@@ -138,6 +141,8 @@ class Fitting:
         for step in (*local, self._combine, self._exactly):
             if not self._closed(self.goal.gap):
                 step()
+        if self._is_dearer and not self._is_known:
+            raise NoneCheaper(f"no plan within {self.limit:.0f} bytes takes less than {self._known_seconds:.6g} s")
         if self.best is None:
             if self._is_known:
                 return None
@@ -155,7 +160,7 @@ class Fitting:
 
     def _begin(self, start: Start) -> None:
         """Take the plans of a search in a part of the problem, and begin with its prices."""
-        self._begun = True
+        self._begun, self._known_seconds = bool(start.plans), start.known_seconds
         self._first_prices = {t: p for t, p in start.prices.items() if p > 0}
         self.points += [t for t in self._first_prices if t not in self.points]
         for choice in start.plans:
@@ -220,7 +225,14 @@ class Fitting:
         """What a plan must be cheaper than. Not ``below``: a search finds the same plans whatever else is known."""
         return math.inf if self.best is None else self.best.seconds
 
+    @property
+    def _is_dearer(self) -> bool:
+        """Whether every plan is proven to take at least as long as the one that is known in another form."""
+        return self.bound >= self._known_seconds
+
     def _closed(self, gap: float) -> bool:
+        if self._is_dearer:
+            return True
         most = min(self._aim, self.goal.below)
         return math.isfinite(most) and self.goal.budget.closes(most, self.bound, gap)
 

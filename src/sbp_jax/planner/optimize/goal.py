@@ -16,11 +16,13 @@ _SHARED = 2.0
 class Start:
     """What is known of a problem from searches of parts of it: plans, cheapest first if they fit, and prices for bytes.
 
-    ``prices``: seconds a byte by point, which proved the best bound there.
+    ``prices``: seconds a byte by point, which proved the best bound there. ``known_seconds``: of a plan of the same
+    step in another form; only cheaper ones are asked for.
     """
 
     plans: Sequence[Sequence[int]]
     prices: Mapping[int, float] = field(default_factory=dict)
+    known_seconds: float = math.inf
 
 
 # What to begin with; None: nothing is known.

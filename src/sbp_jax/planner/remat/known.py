@@ -37,14 +37,17 @@ class Known:
     plan_origin: Sequence[int]
     origin: Sequence[int]
 
-    def start(self, problem: CostGraph, decisions: Decisions, footprint: Footprint, budget: Budget) -> Start | None:
-        """The plan as a choice for the program to be searched, and its prices there; None where nothing is the same."""
+    def start(self, problem: CostGraph, decisions: Decisions, footprint: Footprint, budget: Budget) -> Start:
+        """The plan as a choice for the program to be searched, and its prices there: none where nothing is the same.
+
+        Plans that are not cheaper than this one are not asked for.
+        """
         table = [(tuple(map(code_of, ins)), tuple(map(code_of, outs))) for ins, outs in self.plan.strategies]
         ways = {o: table[k] for o, k in zip(self.plan_origin, self.plan.nodes, strict=True) if o >= 0}
         kept = [self._like(cluster, ways) for cluster in decisions.representative]
         kept += [np.arange(len(problem.nodes[n])) for n in range(len(kept), len(problem.nodes))]  # the hubs
         if not any(len(k) < len(c) for k, c in zip(kept, problem.nodes, strict=True)):
-            return None
+            return Start([], known_seconds=self.plan.objective)
         point_of = {o: k for k, o in reversed(list(enumerate(self.origin)))}
         first = [self.plan_origin[t] for t in self.plan.byte_prices]
         prices = {
@@ -54,7 +57,7 @@ class Known:
         choices = Subset(kept)
         # What the plan does not tell: as fast as can be, and as those prices have it.
         found = [solve(choices.of(graph), _GAP, budget.some(_SECONDS)) for graph in (problem, priced)]
-        return Start([choices.widen(x.choice) for x in found if x is not None], prices)
+        return Start([choices.widen(x.choice) for x in found if x is not None], prices, self.plan.objective)
 
     def _like(self, cluster: OpCluster, ways: dict[int, _Way]) -> np.ndarray:
         """The choices of a cluster that are the plan's; all of them where it has none of those."""

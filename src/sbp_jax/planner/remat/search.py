@@ -10,25 +10,31 @@ one that recomputes nothing and splits more. Between two mixes, one of which doe
 used for as many of the first layers as it takes.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ...plan import PlanData, Recomputed
 from ...rules.widen import code_of
 from ...trace import Program, fingerprint, read_anew, recompute
+from ..budget import Budget
 from ..costs.op_cost import CostModel
+from ..effort import budget_for
 from ..make import make_plan
-from ..memory.infeasible import TooSmall
+from ..memory.infeasible import NoneCheaper, TooSmall
+from ..optimize.goal import Start
 from ..request import Request
 from .known import Known
 from .min_cut import Ladder, Sizes, Turn, find_turn
 
 # A plan that holds more than this part of the limit may have been made more expensive by it.
 _NEARLY = 0.8
-# The first mix's part of the budget, where it is not the user's; what is left of it is the others'.
-_FIRST = 0.75
-# Each other mix's part of what is left, if that is more than what the first one leaves; or than this, while none fits.
+# The first mix's part of the budget; what is left is the others': one, or several where values may be made again.
+_FIRST, _FIRST_OF_SEVERAL = 0.75, 0.5
+# Each other mix's part of what is left, if that is more than this part of the budget; while none fits, than the last.
 _OF_LEFT = 0.5
+_OTHER, _ONE_OF_SEVERAL = 0.25, 0.15
 _WHILE_NONE = 0.5
 # Mixes tried between two.
 _PARTS = 12
@@ -48,15 +54,14 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
     if limit is None:
         return make_plan(program, request, name)
     choice = _Choice(program, request, name, limit)
-    first = replace(request, tell_smallest=not request.remat)
-    if not request.thorough:
-        first = replace(first, budget=request.budget.share(_FIRST))
+    first = _usual(replace(request, tell_smallest=not request.remat))
+    first = replace(first, budget=first.budget.share(_FIRST))
     held = None if request.remat else choice.attempt(program, first)
     if held is not None and (held.memory_per_device < _NEARLY * limit or choice.is_over or _is_close(held, request)):
-        return held
+        return choice.deepened()
     if choice.is_over and request.limit_is_firm:
         raise choice.refusal
-    free = held or make_plan(program, replace(request, memory_limit_bytes=None), name)
+    free = held or make_plan(program, replace(_usual(request), memory_limit_bytes=None), name)
     if held is None and free.memory_per_device <= limit:
         return free
     return choice.best(free)
@@ -85,6 +90,15 @@ def plan_again(
     return plan
 
 
+def _usual(request: Request, part: float = 1.0) -> Request:
+    """Of a user's time at most what a part of the default work takes: one mix alone would leave the others nothing."""
+    if request.time_limit is None or not request.thorough:
+        return request
+    usual, left = budget_for("default", None), request.budget
+    work = Budget(part * usual.work, left.seconds_left, left.clock, stops=usual.stops, parent=left)
+    return replace(request, thorough=False, budget=work)
+
+
 def _is_close(plan: PlanData, request: Request) -> bool:
     """Whether a plan costs hardly more than any does without a limit: no mix saves what another search is worth."""
     free = plan.statistics.get("free_seconds")
@@ -98,8 +112,8 @@ class _Choice:
     def __init__(self, program: Program, request: Request, name: str, limit: float) -> None:
         self.program, self.request, self.name, self.limit = program, request, name, limit
         self.tried: list[PlanData] = []
-        self.origins: list[Sequence[int]] = []
-        """Of the plans tried, the node that each node of their programs is, or is a copy of."""
+        self.programs: list[tuple[Program, Request, Sequence[int]]] = []
+        """Of the plans tried, their programs, what was asked, the node that each node is, or is a copy of."""
         self.refusals: list[tuple[TooSmall, Program, Request]] = []
         self.cut = False
         """Whether nothing was left for a mix."""
@@ -122,7 +136,9 @@ class _Choice:
     def best(self, base: PlanData) -> PlanData:
         """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
         if not self.tried and not self.refusals:
-            self.attempt(self.program, replace(self.request, tell_smallest=not self.request.remat))
+            part = _FIRST_OF_SEVERAL if self.request.remat else _FIRST
+            asked = replace(_usual(self.request), tell_smallest=not self.request.remat)
+            self.attempt(self.program, replace(asked, budget=asked.budget.share(part)))
         asked = self.request
         model = CostModel(asked.cluster, asked.placement.shape, uneven=asked.uneven)
         sizes = Sizes(self.program, base, model)
@@ -133,7 +149,7 @@ class _Choice:
             if self.request.remat:
                 self.climb(base, turn, Ladder(self.program, base, turn, sizes))
         if self.tried:
-            found = min(self.tried, key=lambda p: p.objective)
+            found = self.deepened()
             known = [x for p in (base, *self.tried) if (x := p.statistics.get("free_seconds")) is not None]
             found.statistics |= {"free_seconds": min(known)} if known else {}
             found.bound = min(p.bound for p in self.tried)
@@ -190,29 +206,51 @@ class _Choice:
 
     def mix(self, turn: Turn, nodes: Collection[int], at_least: float = 0.0) -> None:
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already."""
-        # Nothing found yet: better late than not at all, but for a user who set the limit.
-        if self.is_over and (self.tried or self.request.thorough):
-            self.cut = True
-            return
         if self.tried and at_least >= min(p.objective for p in self.tried):
             return
         if not nodes and not read_anew(self.program, turn.node):
+            return
+        # Nothing found yet: better late than not at all, but for a user who set the limit.
+        if self.is_over and (self.tried or self.request.thorough):
+            self.cut = True
             return
         program, origin = recompute(self.program, turn.node, nodes)
         if len(program.nodes) == len(self.program.nodes):
             return
         pins = {k: self.request.pins[o] for k, o in enumerate(origin) if o in self.request.pins}
-        left = self.request.budget
-        if not self.request.thorough:
-            left = left.at_least(1 - _FIRST if self.tried else _WHILE_NONE, _OF_LEFT)
+        asked = self.request
+        part = (_ONE_OF_SEVERAL if asked.remat else _OTHER) if self.tried else _WHILE_NONE
+        if not asked.thorough:
+            asked = replace(asked, budget=asked.budget.at_least(part, _OF_LEFT))
         best = min(range(len(self.tried)), key=lambda k: self.tried[k].objective, default=None)
-        known = None if best is None else Known(self.tried[best], self.origins[best], origin)
-        asked = replace(self.request, pins=pins, budget=left, tell_smallest=False, find_start=known and known.start)
+        known = None if best is None else Known(self.tried[best], self.programs[best][2], origin)
+        asked = replace(_usual(asked, part), pins=pins, tell_smallest=False, find_start=known and known.start)
         plan = self.attempt(program, asked, origin)
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
             plan.notes.append(self.told(len(nodes), bool(read_anew(self.program, turn.node))))
+
+    def deepened(self) -> PlanData:
+        """The cheapest plan; of a user's time what is left goes to a search on in its mix."""
+        k = min(range(len(self.tried)), key=lambda k: self.tried[k].objective)
+        plan, (program, asked, origin) = self.tried[k], self.programs[k]
+        is_proven = plan.objective - plan.bound <= self.request.gap * plan.objective
+        if asked.thorough or not self.request.thorough or is_proven or self.is_over:
+            return plan
+        same = range(len(program.nodes))
+        known = Known(plan, same, same)
+
+        def find_start(*of: Any) -> Start:
+            return replace(known.start(*of), known_seconds=math.inf)
+
+        asked = replace(asked, thorough=True, budget=self.request.budget, find_start=find_start)
+        again = self.attempt(program, asked, origin)
+        if again is not None:
+            again.fingerprint, again.recomputed = plan.fingerprint, plan.recomputed
+            again.notes += [n for n in plan.notes if n.startswith(("memory is short:", "to fit,"))]
+            plan.bound = again.bound = min(max(plan.bound, again.bound), plan.objective, again.objective)
+        return min(self.tried, key=lambda p: p.objective)
 
     def told(self, nodes: int, reads: bool) -> str:
         """What a mix does, and why: it is told of the cheapest plan only."""
@@ -226,9 +264,11 @@ class _Choice:
     def attempt(self, program: Program, request: Request, origin: Sequence[int] | None = None) -> PlanData | None:
         try:
             plan = make_plan(program, replace(request, limit_is_firm=True), self.name)
+        except NoneCheaper:
+            return None
         except TooSmall as error:
             self.refusals.append((error, program, request))
             return None
         self.tried.append(plan)
-        self.origins.append(range(len(program.nodes)) if origin is None else origin)
+        self.programs.append((program, request, range(len(program.nodes)) if origin is None else origin))
         return plan
