@@ -72,7 +72,7 @@ PLANNER: dict[str, set[str]] = {
     "remat": {"make", "effort"},
     "rewriting": {"catalogue"},
     "rewrite": {"rewriting", "remat"},
-    "overlap": {"rewrite"},
+    "overlap": {"rewrite", "effort"},
     "meshes": {"memory", "pins"},
 }
 

@@ -1,6 +1,8 @@
 """OneFlow's controls and ZeRO's stages: what each does to a plan."""
 
+import importlib
 import itertools
+import math
 import warnings
 from typing import Any
 
@@ -11,6 +13,7 @@ import optax
 import pytest
 
 import sbp_jax as sbp
+from sbp_jax.planner.memory.infeasible import OutOfTime
 from sbp_jax.signature import Split
 from zoo import gpt, mlp
 
@@ -274,6 +277,18 @@ def test_too_little_time_gives_the_best_known_plan_and_says_so(mesh: tuple[int, 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert plan(time_limit=60.0).optimality_gap == 0
+
+
+def test_after_a_users_time_nothing_more_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(goal):
+        goal.budget.seconds = 0.0
+        raise OutOfTime("no plan was found in time", math.inf)
+
+    ilp = importlib.import_module("sbp_jax.planner.methods.ilp")
+    monkeypatch.setattr(ilp, "search", late)
+    monkeypatch.setattr(ilp, "cheapest", lambda *_, **__: pytest.fail("searched on"))
+    with pytest.raises(sbp.PlanError, match="in time"):
+        plan(time_limit=60.0, effort="quick", memory_limit=1e9)
 
 
 def test_too_little_time_and_memory() -> None:

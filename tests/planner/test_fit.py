@@ -11,7 +11,7 @@ import pytest
 from sbp_jax.errors import PlanError
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import CostGraph
-from sbp_jax.planner.memory.infeasible import NoneCheaper
+from sbp_jax.planner.memory.infeasible import NoneCheaper, OutOfTime
 from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.optimize import fit
 from sbp_jax.planner.optimize.bounds import spares
@@ -119,7 +119,8 @@ def test_plans_that_nearly_fit_are_mended_with_parts_of_others(seed: int, monkey
 
 @pytest.mark.parametrize("short", [0, 1])
 def test_the_last_search_for_the_smallest_plan(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins with the smallest plan that was seen. What it finds within the limit is the plan, else told."""
+    """What it finds within the limit is the plan, else told. It begins with the same plans whatever the limit is and
+    was met on the way: so a limit that an error names has a plan."""
     problem = random_problem(0)
     held = Bytes.against(problem, 0)
     peaks = {c: float(held.over_time(c).max()) for c in every(problem)}
@@ -131,9 +132,10 @@ def test_the_last_search_for_the_smallest_plan(short: int, monkeypatch: pytest.M
         monkeypatch.setattr(fit.Fitting, name, lambda *_: None)
 
     def run(self: Smallest, known: Sequence[tuple[Solution, np.ndarray]], enough: float = 0.0) -> Least:
-        assert any(s.choice == larger for s, _ in known)
+        begun.append([s.choice for s, _ in known])
         return Least(replace(known[0][0], choice=small), held.over_time(small), 0.0)
 
+    begun: list[list[tuple[int, ...]]] = []
     monkeypatch.setattr(Smallest, "run", run)
     goal = Goal(problem, held, least - short)
     if short:
@@ -143,6 +145,22 @@ def test_the_last_search_for_the_smallest_plan(short: int, monkeypatch: pytest.M
         found = search(goal)
         assert found is not None and found.solution.choice == small
         assert found.bound <= found.seconds == pytest.approx(problem.evaluate(small))
+    with pytest.raises(PlanError, match=f"the smallest that one does is {least:.0f} bytes"):
+        search(Goal(problem, held, 0.1 * least))
+    assert len(begun) == 2 and begun[0] == begun[1] and larger not in begun[0]
+
+
+def test_time_that_is_up_at_the_end_is_no_claim_about_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(0)
+    held = Bytes.against(problem, 0)
+    least = min(held.over_time(c).max() for c in every(problem))
+    now = [0.0]
+    for name in ("_rounds", "_any_plan", "_combine", "_combine_by_node"):
+        monkeypatch.setattr(fit.Fitting, name, lambda *_: None)
+    monkeypatch.setattr(fit.Fitting, "_exactly", lambda *_: now.__setitem__(0, 2.0))
+    monkeypatch.setattr(Smallest, "run", lambda *_: pytest.fail("searched on"))
+    with pytest.raises(OutOfTime, match="in time"):
+        search(Goal(problem, held, 0.999 * least, budget=Budget(seconds=1.0, clock=lambda: now[0])))
 
 
 def test_begins_with_a_plan_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 import sbp_jax as sbp
 import zoo
-from sbp_jax.planner import exposed, overlap, prepare
+from sbp_jax.planner import exposed, make_plan, overlap, prepare
 from sbp_jax.planner.costs.slack import exposed as stick_out
+from sbp_jax.simulate import simulate
 
 ZOO: dict[str, Callable[[], Any]] = {
     "mlp": lambda: zoo.build("mlp", hidden=1024, features=1024, batch=4096, dropout=0.0),
@@ -138,6 +139,21 @@ def test_twice_the_same() -> None:
         return json.dumps({k: v for k, v in data.items() if k not in left_out})
 
     assert text(first) == text(again)
+
+
+def test_a_thorough_search_looks_at_the_plan_by_default_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it minimises is a model of the step: more of it proven may be a longer step."""
+    looked: list[tuple[bool, float]] = []
+
+    def remembered(program: Any, request: Any, name: str) -> Any:
+        plan = make_plan(program, request, name)
+        looked.append((request.thorough, simulate(plan, request.cluster).step_seconds))
+        return plan
+
+    monkeypatch.setattr(overlap, "make_plan", remembered)
+    found = planned.__wrapped__("mlp", effort="thorough")
+    assert [thorough for thorough, _ in looked] == [False, True]
+    assert simulated(found) == pytest.approx(min(seconds for _, seconds in looked))
 
 
 def test_memory_stays_within_the_limit() -> None:

@@ -96,16 +96,19 @@ def test_arguments_may_be_read_anew_where_memory_is_short(monkeypatch: pytest.Mo
     limit = 0.7 * free.memory_per_device
     config = sbp.AutoParallelConfig(memory_limit=limit, overlap=False)
     bounds: list[float] = []
+    seconds: list[float] = []
 
     def remembered(*args, **kwargs):
         plan = make_plan(*args, **kwargs)
         bounds.append(plan.bound)
+        seconds.append(plan.planning_seconds)
         return plan
 
     monkeypatch.setattr(remat, "make_plan", remembered)
     tight = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
     assert tight.recomputed is not None and not tight.recomputed.nodes and tight.memory_per_device <= limit
     assert len(bounds) > 1 and tight.bound == min(bounds), "proven for one mix only"
+    assert tight.planning_seconds >= sum(seconds), "a time limit counts every mix"
     assert any("arguments are read anew" in note for note in tight.notes)
 
 

@@ -67,6 +67,10 @@ class Budget:
         """For another search: as much work as there was at first, with these stops too; the clock goes on."""
         return Budget(self.work, self.seconds_left, self.clock, stops=(*self.stops, *stops), parent=self)
 
+    def unbounded(self) -> "Budget":
+        """For a search that stops as this one does, but takes the work that it takes; the clock goes on."""
+        return Budget(math.inf, self.seconds_left, self.clock, stops=self.stops, parent=self)
+
     @property
     def work_left(self) -> float:
         """By work alone."""

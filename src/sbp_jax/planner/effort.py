@@ -33,6 +33,12 @@ def budget_for(effort: str, time_limit: float | None) -> Budget:
     )  # fmt: skip
 
 
+def usual(budget: Budget, part: float = 1.0) -> Budget:
+    """Of what a thorough search may spend, a part of the work by default; the clock goes on."""
+    by_default = budget_for("default", None)
+    return Budget(part * by_default.work, budget.seconds_left, budget.clock, stops=by_default.stops, parent=budget)
+
+
 def is_thorough(effort: str, time_limit: float | None) -> bool:
     """Whether all of the budget is to be spent where that proves more."""
     return effort == "thorough" or (time_limit is not None and effort != "quick")

@@ -44,7 +44,8 @@ _FOR_FAMILIES = 0.3
 def ilp(task: Task) -> Found | None:
     """The cheapest plan, proven; when the budget is over the best one seen."""
     if not task.thorough and task.tell_smallest and _is_hopeless(task):
-        task = replace(task, budget=Budget())  # the answer is the smallest limit that works: that takes what it takes
+        # The answer is the smallest limit that works: that takes what it takes, or what a user's time allows.
+        task = replace(task, budget=task.budget.unbounded())
     first: dict[str, Found | None] = {}
     is_late = task.problem.pairs > _LATE
 
@@ -73,7 +74,7 @@ def ilp(task: Task) -> Found | None:
         start = guesses(task, _FOR_A_START) if is_late and many_axes else ()
         found = search(replace(task, budget=own, guesses=start, find_start=find_start))
     except OutOfTime:
-        if task.thorough:
+        if task.thorough or task.budget.seconds_left <= 0:
             raise
         # None was found, and the limit was not the user's: a strategy's plan late is better than none.
         late = cheapest(replace(task, budget=Budget()))

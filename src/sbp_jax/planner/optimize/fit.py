@@ -24,7 +24,7 @@ from .goal import Goal, Start
 from .program import Solution, solve, solve_within
 from .recombine import Pool, Seen, chosen, sparing_few, together
 from .regions import FIRST, MOST, improve_regions, settled
-from .smallest_limit import Smallest, out_of_time, too_small
+from .smallest_limit import Least, Smallest, out_of_time, too_small
 
 # Set by hand; docs/decisions/0015 to 0017 measure what it leads to. Rounds of prices, points added at the end.
 _ROUNDS = 40
@@ -121,13 +121,12 @@ class Fitting:
         if not self._is_over():
             lowest = smallest.holding_least({self.points[0]: 1.0}, free.peak, _LEAST_SECONDS)
         if lowest is not None:
-            least = self._offer(lowest.choice)
+            self._offer(lowest.choice)
             smallest.least = max(lowest.bound, 0.0) * free.peak
             if smallest.least > self.limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
                 if self._is_known:
                     return None
-                nearest = smallest.nearest([(self.free, free.memory), (lowest, least.memory)])
-                raise too_small(self.limit, nearest, self.goal.footprint)
+                raise too_small(self.limit, self._nearest(smallest, lowest), self.goal.footprint)
         find_start = None if self._is_over() else self.goal.find_start
         if find_start is not None and (start := find_start()) is not None:
             self._begin(start)
@@ -146,9 +145,10 @@ class Fitting:
         if self.best is None:
             if self._is_known:
                 return None
-            if self.was_stopped:
+            tells = self.goal.tell_smallest and lowest is not None
+            if self.goal.budget.seconds_left <= 0 or (self.was_stopped and not tells):
                 raise out_of_time(self.limit, min(p.peak for p in self.plans))
-            nearest = smallest.nearest(self._smallest_seen())
+            nearest = self._nearest(smallest, lowest)
             if nearest.peak > self.limit:
                 raise too_small(self.limit, nearest, self.goal.footprint)
             self.best = self._offer(nearest.solution.choice)
@@ -180,6 +180,18 @@ class Fitting:
             self._offer(smallest.run(self._smallest_seen(), self.limit).solution.choice)
         if self.best is not None:
             self._combine()
+
+    def _nearest(self, smallest: Smallest, lowest: Solution | None) -> Least:
+        """The smallest plan. Where it is to be told it is looked for in the same way and as long whatever the limit is:
+        a limit that an error names has a plan then, too."""
+        seen = self._smallest_seen()
+        if lowest is None or not self.goal.tell_smallest:
+            return smallest.nearest(seen)
+        anew = Smallest(replace(self.goal, budget=self.goal.budget.unbounded()), self._bytes_at, smallest.least)
+        memory = self.goal.footprint.over_time
+        found = anew.nearest([(x, memory(x.choice)) for x in (self.free, lowest)])
+        known, held = seen[0]
+        return found if found.peak <= held.max(initial=0.0) else Least(known, held, found.bound)
 
     def _mix(self, smallest: Smallest) -> None:
         """What the few plans seen that hold least choose, node by node, put together for a plan that fits."""

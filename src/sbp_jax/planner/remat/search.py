@@ -11,6 +11,7 @@ used for as many of the first layers as it takes.
 """
 
 import math
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,8 @@ from typing import Any
 from ...plan import PlanData, Recomputed
 from ...rules.widen import code_of
 from ...trace import Program, fingerprint, read_anew, recompute
-from ..budget import Budget
 from ..costs.op_cost import CostModel
-from ..effort import budget_for
+from ..effort import usual
 from ..make import make_plan
 from ..memory.infeasible import NoneCheaper, TooSmall
 from ..optimize.goal import Start
@@ -53,15 +53,21 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
     limit = request.memory_limit_bytes
     if limit is None:
         return make_plan(program, request, name)
+    start = time.perf_counter()
+    found = _within(limit, program, request, name)
+    found.planning_seconds = time.perf_counter() - start
+    return found
+
+
+def _within(limit: float, program: Program, request: Request, name: str) -> PlanData:
     choice = _Choice(program, request, name, limit)
-    first = _usual(replace(request, tell_smallest=not request.remat))
-    first = replace(first, budget=first.budget.share(_FIRST))
+    first = _part(replace(request, tell_smallest=not request.remat), _FIRST)
     held = None if request.remat else choice.attempt(program, first)
     if held is not None and (held.memory_per_device < _NEARLY * limit or choice.is_over or _is_close(held, request)):
         return choice.deepened()
     if choice.is_over and request.limit_is_firm:
         raise choice.refusal
-    free = held or make_plan(program, replace(_usual(request), memory_limit_bytes=None), name)
+    free = held or make_plan(program, replace(_part(request, 1.0), memory_limit_bytes=None), name)
     if held is None and free.memory_per_device <= limit:
         return free
     return choice.best(free)
@@ -90,13 +96,12 @@ def plan_again(
     return plan
 
 
-def _usual(request: Request, part: float = 1.0) -> Request:
-    """Of a user's time at most what a part of the default work takes: one mix alone would leave the others nothing."""
+def _part(request: Request, part: float) -> Request:
+    """With a part of the work that is left; of a user's time, with what a part of the default work takes: one mix alone
+    would leave the others nothing."""
     if request.time_limit is None or not request.thorough:
-        return request
-    usual, left = budget_for("default", None), request.budget
-    work = Budget(part * usual.work, left.seconds_left, left.clock, stops=usual.stops, parent=left)
-    return replace(request, thorough=False, budget=work)
+        return replace(request, budget=request.budget.share(part))
+    return replace(request, thorough=False, budget=usual(request.budget, part))
 
 
 def _is_close(plan: PlanData, request: Request) -> bool:
@@ -137,8 +142,7 @@ class _Choice:
         """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
         if not self.tried and not self.refusals:
             part = _FIRST_OF_SEVERAL if self.request.remat else _FIRST
-            asked = replace(_usual(self.request), tell_smallest=not self.request.remat)
-            self.attempt(self.program, replace(asked, budget=asked.budget.share(part)))
+            self.attempt(self.program, _part(replace(self.request, tell_smallest=not self.request.remat), part))
         asked = self.request
         model = CostModel(asked.cluster, asked.placement.shape, uneven=asked.uneven)
         sizes = Sizes(self.program, base, model)
@@ -220,11 +224,13 @@ class _Choice:
         pins = {k: self.request.pins[o] for k, o in enumerate(origin) if o in self.request.pins}
         asked = self.request
         part = (_ONE_OF_SEVERAL if asked.remat else _OTHER) if self.tried else _WHILE_NONE
-        if not asked.thorough:
+        if asked.thorough:
+            asked = _part(asked, part)
+        else:
             asked = replace(asked, budget=asked.budget.at_least(part, _OF_LEFT))
         best = min(range(len(self.tried)), key=lambda k: self.tried[k].objective, default=None)
         known = None if best is None else Known(self.tried[best], self.programs[best][2], origin)
-        asked = replace(_usual(asked, part), pins=pins, tell_smallest=False, find_start=known and known.start)
+        asked = replace(asked, pins=pins, tell_smallest=False, find_start=known and known.start)
         plan = self.attempt(program, asked, origin)
         if plan is not None:
             plan.fingerprint = fingerprint(self.program)
@@ -232,11 +238,12 @@ class _Choice:
             plan.notes.append(self.told(len(nodes), bool(read_anew(self.program, turn.node))))
 
     def deepened(self) -> PlanData:
-        """The cheapest plan; of a user's time what is left goes to a search on in its mix."""
+        """The cheapest plan; of a user's time what is left goes to a search on in its mix, or to plans that hide more
+        (``overlap.py``)."""
         k = min(range(len(self.tried)), key=lambda k: self.tried[k].objective)
         plan, (program, asked, origin) = self.tried[k], self.programs[k]
         is_proven = plan.objective - plan.bound <= self.request.gap * plan.objective
-        if asked.thorough or not self.request.thorough or is_proven or self.is_over:
+        if asked.thorough or not self.request.thorough or self.request.hides or is_proven or self.is_over:
             return plan
         same = range(len(program.nodes))
         known = Known(plan, same, same)
