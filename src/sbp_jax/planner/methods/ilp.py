@@ -8,7 +8,6 @@ fixed strategy's plan, or one that treats mesh axes as one, may be the better: t
 import functools
 from dataclasses import replace
 
-from ..budget import Budget
 from ..catalogue import register
 from ..memory.infeasible import OutOfTime
 from ..optimize.goal import Start
@@ -77,7 +76,7 @@ def ilp(task: Task) -> Found | None:
         if task.thorough or task.budget.seconds_left <= 0:
             raise
         # None was found, and the limit was not the user's: a strategy's plan late is better than none.
-        late = cheapest(replace(task, budget=Budget()))
+        late = cheapest(replace(task, budget=replace(task.budget.unbounded(), stops=())))
         if late is None:
             raise
         return replace(late[1], notes=(_told(late[0], memory_is_short=True),))
