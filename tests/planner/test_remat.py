@@ -200,7 +200,7 @@ def test_of_a_users_time_each_mix_first_gets_what_it_would_by_default(monkeypatc
     config = sbp.AutoParallelConfig(memory_limit=limit, remat="auto", overlap=False, time_limit=300.0, gap=0.0)
     plan = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
     *usual, (nodes, thorough, work) = asked
-    assert len(usual) >= 3 and not any(t for _, t, _ in usual) and all(w < np.inf for _, _, w in usual)
+    assert len(usual) >= 2 and not any(t for _, t, _ in usual) and all(w < np.inf for _, _, w in usual)
     assert thorough and work == np.inf and nodes in [n for n, _, _ in usual], "the best of them is searched on"
     assert plan.optimality_gap < 0.01
     by_default = sbp.AutoParallelConfig(memory_limit=limit, remat="auto", overlap=False)
