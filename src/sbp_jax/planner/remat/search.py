@@ -242,7 +242,7 @@ class _Choice:
         (``overlap.py``)."""
         k = min(range(len(self.tried)), key=lambda k: self.tried[k].objective)
         plan, (program, asked, origin) = self.tried[k], self.programs[k]
-        is_proven = plan.objective - plan.bound <= self.request.gap * plan.objective
+        is_proven = self.request.budget.closes(plan.objective, plan.bound, self.request.gap)
         if asked.thorough or not self.request.thorough or self.request.hides or is_proven or self.is_over:
             return plan
         same = range(len(program.nodes))
