@@ -184,6 +184,24 @@ def test_each_mix_has_its_part_of_the_work(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(programs) >= 3 and plan.bound == min(bounds[1:])
 
 
+def test_what_was_not_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_sum = sbp.AutoParallelConfig(overlap=False)
+    free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=of_sum)
+
+    def all_of_it(program, request, name):
+        plan = make_plan(program, request, name)
+        if request.memory_limit_bytes is not None and request.budget.parent is not None:
+            request.budget.parent.spend(request.budget.parent.work_left)
+        return plan
+
+    monkeypatch.setattr(remat, "make_plan", all_of_it)
+    config = sbp.AutoParallelConfig(memory_limit=0.75 * free.memory_per_device, remat="auto", overlap=False)
+    plan = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+    assert plan.bound <= free.objective
+    assert any("before every mix" in n and "plan without a limit" in n for n in plan.notes)
+    assert not any("proven for what was tried" in n for n in plan.notes)
+
+
 def test_of_a_users_time_each_mix_first_gets_what_it_would_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the best one gets what is left. A search of one mix until its time is up left the others nothing."""
     of_sum = sbp.AutoParallelConfig(overlap=False)

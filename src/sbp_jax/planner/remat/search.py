@@ -36,6 +36,8 @@ _FIRST, _FIRST_OF_SEVERAL = 0.75, 0.5
 _OF_LEFT = 0.5
 _OTHER, _ONE_OF_SEVERAL = 0.25, 0.15
 _WHILE_NONE = 0.5
+# What the gap is of, at the end of a note.
+_PROVEN = "; the gap is proven for what was tried"
 # Mixes tried between two.
 _PARTS = 12
 # Arguments are read anew where a plan fits anyway if that frees this part of the limit, and saves this part of the step
@@ -159,6 +161,11 @@ class _Choice:
             found.bound = min(p.bound for p in self.tried)
             if self.cut and known:  # what was not tried has the bound that holds without a limit
                 found.bound = min(found.bound, *known)
+                found.notes = [n.removesuffix(_PROVEN) for n in found.notes]
+                found.notes.append(
+                    "memory is short: the search ended before every mix of holding and making again was tried; the gap "
+                    "is that to the cheapest plan without a limit"
+                )
             return found
         if self.request.limit_is_firm:
             raise self.refusal
@@ -265,8 +272,8 @@ class _Choice:
         again = [f"{nodes} nodes are run again in the backward part" if nodes else "nothing is computed again"]
         what = ", ".join(anew + again)
         if any(p.recomputed is None for p in self.tried):
-            return f"memory is short: {what}, which is cheaper than holding all; the gap is proven for what was tried"
-        return f"to fit, {what}; the gap is proven for what was tried"
+            return f"memory is short: {what}, which is cheaper than holding all{_PROVEN}"
+        return f"to fit, {what}{_PROVEN}"
 
     def attempt(self, program: Program, request: Request, origin: Sequence[int] | None = None) -> PlanData | None:
         try:
