@@ -150,6 +150,35 @@ def test_the_last_search_for_the_smallest_plan(short: int, monkeypatch: pytest.M
     assert len(begun) == 2 and begun[0] == begun[1] and larger not in begun[0]
 
 
+@pytest.mark.parametrize("larger", [1.005, 1.02])
+def test_what_was_met_on_the_way_to_no_plan(larger: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan met on the way is told where it is much smaller than what is found at any limit; a proof always is."""
+    problem = random_problem(0)
+    held = Bytes.against(problem, 0)
+    small = min(every(problem), key=lambda c: held.over_time(c).max())
+    least = held.over_time(small).max()
+
+    def on_the_way(self: fit.Fitting, smallest: Smallest) -> None:
+        self._offer(small)
+        smallest.least = 0.98 * least
+
+    monkeypatch.setattr(fit.Fitting, "_rounds", on_the_way)
+    for name in ("_any_plan", "_combine", "_combine_by_node", "_exactly"):
+        monkeypatch.setattr(fit.Fitting, name, lambda *_: None)
+    monkeypatch.setattr(Smallest, "run", lambda _, known: Least(known[0][0], larger * held.over_time(small), 0.0))
+    told = larger * least if larger < 1.01 else least
+    words = rf"the smallest that one does is {told:.0f} .*every plan holds at least {0.98 * least:.0f} "
+    with pytest.raises(PlanError, match=words):
+        search(Goal(problem, held, 0.95 * least))
+
+
+def test_what_the_search_for_the_smallest_takes_is_not_counted() -> None:
+    budget = Budget(10.0, stops=((5.0, 0.01),))
+    other = budget.unbounded()
+    other.spend(20.0)
+    assert budget.work_left == 10.0 and not other.over and other.stops == budget.stops
+
+
 def test_time_that_is_up_at_the_end_is_no_claim_about_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(0)
     held = Bytes.against(problem, 0)

@@ -16,6 +16,7 @@ import sbp_jax.cluster as clusters
 from sbp_jax.planner import Request, decide, meshes
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.catalogue import lookup
+from sbp_jax.planner.effort import budget_for
 from sbp_jax.planner.memory.infeasible import OutOfTime, TooSmall
 from sbp_jax.planner.methods import Task, ilp
 from sbp_jax.planner.optimize import fit
@@ -182,6 +183,26 @@ def test_what_fits_is_not_said_not_to(searched: Task, monkeypatch: pytest.Monkey
     assert found is not None and found.found.notes == ()
     found = decide.decide(replace(searched, limit_bytes=1e5), request)
     assert found is not None and found.found.notes == ("does not fit by the memory model: nothing was found in time",)
+
+
+def test_what_a_search_in_vain_took_is_not_missing_afterwards(searched: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fits into the device's memory, and all the work went there: the plan is the one without a limit."""
+    method = lookup("ilp").run
+    free = method(searched)
+    assert free is not None
+
+    def in_vain(task: Task) -> Found | None:
+        if task.limit_bytes is not None:
+            task.budget.spend(task.budget.work_left)
+            raise TooSmall("no plan fits", 2.0)
+        return method(task)
+
+    monkeypatch.setattr(decide, "lookup", lambda _: replace(lookup("ilp"), run=in_vain))
+    request = Request(MESH, clusters.get("a100-80"), limit_is_firm=False)
+    task = replace(searched, limit_bytes=1.0, budget=budget_for("default", None))
+    found = decide.decide(task, request)
+    assert found is not None and found.found.seconds == free.seconds
+    assert found.found.notes == ("does not fit by the memory model: no plan fits",)
 
 
 def test_a_plan_over_the_devices_memory_is_noted_once() -> None:

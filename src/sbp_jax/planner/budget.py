@@ -68,8 +68,9 @@ class Budget:
         return Budget(self.work, self.seconds_left, self.clock, stops=(*self.stops, *stops), parent=self)
 
     def unbounded(self) -> "Budget":
-        """For a search that stops as this one does, but takes the work that it takes; the clock goes on."""
-        return Budget(math.inf, self.seconds_left, self.clock, stops=self.stops, parent=self)
+        """For a search that stops as this one does, but takes the work that it takes. Nothing of that counts here: what
+        comes after it has as much as without it. The clock goes on."""
+        return Budget(math.inf, self.seconds_left, self.clock, stops=self.stops)
 
     @property
     def work_left(self) -> float:

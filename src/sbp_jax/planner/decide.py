@@ -54,8 +54,8 @@ def decide(task: Task, asked: Request) -> Decided | None:
     except TooSmall as error:
         if asked.limit_is_firm or limit is None:
             raise
-        # The limit is only the device's own: a plan that does not fit is better than none.
-        short, task = error, replace(task, limit_bytes=None)
+        # The limit is only the device's own: a plan that does not fit, searched for as always, is better than none.
+        short, task = error, replace(task, limit_bytes=None, budget=task.budget.again())
         decided = search(task)
     if decided is None:
         return None

@@ -80,7 +80,7 @@ class Subset:
         result = replace(graph, nodes=nodes, edges={})
         for (a, b), m in graph.edges.items():
             (x, rows), (y, columns) = places[a], places[b]
-            result.connect(x, y, m[np.ix_(rows, columns)])
+            result.connect(x, y, m[rows[:, None], columns])
         return result
 
     @property

@@ -149,7 +149,7 @@ class _Footprint:
                 yield replace(t, a=a, bytes=t.bytes[rows])
             else:
                 b, columns = places[t.b]
-                yield replace(t, a=a, b=b, bytes=t.bytes[np.ix_(rows, columns)])
+                yield replace(t, a=a, b=b, bytes=t.bytes[rows[:, None], columns])
 
 
 def narrow(problem: CostGraph, footprint: FootprintLike, restriction: Restriction) -> Narrowed:

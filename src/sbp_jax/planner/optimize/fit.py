@@ -24,7 +24,7 @@ from .goal import Goal, Start
 from .program import Solution, solve, solve_within
 from .recombine import Pool, Seen, chosen, sparing_few, together
 from .regions import FIRST, MOST, improve_regions, settled
-from .smallest_limit import Least, Smallest, out_of_time, too_small
+from .smallest_limit import CLOSE, Least, Smallest, out_of_time, too_small
 
 # Set by hand; docs/decisions/0015 to 0017 measure what it leads to. Rounds of prices, points added at the end.
 _ROUNDS = 40
@@ -105,6 +105,7 @@ class Fitting:
     prices: dict[int, float] = field(default_factory=dict)
     _at: dict[int, CostGraph] = field(default_factory=dict)
     _begun: bool = False
+    _least: float = 0.0
     _known_seconds: float = math.inf
     _first_prices: dict[int, float] = field(default_factory=dict)
     was_stopped: bool = False
@@ -122,7 +123,7 @@ class Fitting:
             lowest = smallest.holding_least({self.points[0]: 1.0}, free.peak, _LEAST_SECONDS)
         if lowest is not None:
             self._offer(lowest.choice)
-            smallest.least = max(lowest.bound, 0.0) * free.peak
+            smallest.least = self._least = max(lowest.bound, 0.0) * free.peak
             if smallest.least > self.limit * (1 + 1e-6):  # nothing can fit: what comes nearest?
                 if self._is_known:
                     return None
@@ -183,15 +184,17 @@ class Fitting:
 
     def _nearest(self, smallest: Smallest, lowest: Solution | None) -> Least:
         """The smallest plan. Where it is to be told it is looked for in the same way and as long whatever the limit is:
-        a limit that an error names has a plan then, too."""
+        a limit that an error names has a plan then, too. What was proven on the way counts."""
         seen = self._smallest_seen()
         if lowest is None or not self.goal.tell_smallest:
             return smallest.nearest(seen)
-        anew = Smallest(replace(self.goal, budget=self.goal.budget.unbounded()), self._bytes_at, smallest.least)
+        anew = Smallest(replace(self.goal, budget=self.goal.budget.unbounded()), self._bytes_at, self._least)
         memory = self.goal.footprint.over_time
         found = anew.nearest([(x, memory(x.choice)) for x in (self.free, lowest)])
         known, held = seen[0]
-        return found if found.peak <= held.max(initial=0.0) else Least(known, held, found.bound)
+        is_near = found.peak <= (1 + CLOSE) * held.max(initial=0.0)
+        plan = (found.solution, found.memory) if is_near else (known, held)
+        return Least(*plan, max(found.bound, smallest.least))
 
     def _mix(self, smallest: Smallest) -> None:
         """What the few plans seen that hold least choose, node by node, put together for a plan that fits."""

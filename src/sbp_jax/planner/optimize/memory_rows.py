@@ -46,7 +46,7 @@ class Program:
             others = [f.pair_tables[k][3] for k in by_edge.get(e, ())]
             group_i, first_i = equal_rows(np.concatenate([m, *others], axis=1))
             group_j, first_j = equal_rows(np.concatenate([m.T, *(u.T for u in others)], axis=1))
-            small = m[np.ix_(first_i, first_j)]
+            small = m[first_i[:, None], first_j]
             at_i, at_j = np.nonzero(np.isfinite(small))
             new = n_columns + np.arange(len(at_i))
             cost.append(small[at_i, at_j])
@@ -54,7 +54,7 @@ class Program:
             columns += [new, new, f.offsets[i] + np.arange(len(group_i)), f.offsets[j] + np.arange(len(group_j))]
             values += [np.ones(2 * len(new)), -np.ones(len(group_i) + len(group_j))]
             for k in by_edge.get(e, ()):
-                self.pair_columns[k] = (new, f.pair_tables[k][3][np.ix_(first_i, first_j)][at_i, at_j])
+                self.pair_columns[k] = (new, f.pair_tables[k][3][first_i[:, None], first_j][at_i, at_j])
             n_columns += len(new)
             n_rows += len(first_i) + len(first_j)
         lower = np.zeros(n_rows)

@@ -187,12 +187,12 @@ class _Program:
             others = [other.edges.get((a, b), np.zeros(m.shape)) for other in limits]
             groups_a, first_a = equal_rows(np.concatenate([m, *others], axis=1))
             groups_b, first_b = equal_rows(np.concatenate([m.T, *(x.T for x in others)], axis=1))
-            small = m[np.ix_(first_a, first_b)]
+            small = m[first_a[:, None], first_b]
             y = n + np.arange(small.size).reshape(small.shape)
             cost.append(small.ravel())
             n += small.size
             for total, x in zip(totals, others, strict=True):
-                total.append((y.ravel(), x[np.ix_(first_a, first_b)].ravel()))
+                total.append((y.ravel(), x[first_a[:, None], first_b].ravel()))
             for node, groups, lines in ((a, groups_a, y), (b, groups_b, y.T)):
                 first_row = len(right)
                 rows += [first_row + np.repeat(np.arange(len(lines)), lines.size // len(lines)), first_row + groups]

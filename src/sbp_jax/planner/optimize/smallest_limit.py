@@ -26,13 +26,15 @@ _ROUNDS = 60
 _SECONDS = 30.0
 _ROUND_SECONDS = 10.0
 # Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
-_CLOSE = 0.01
+CLOSE = 0.01
 _STALLED = 6
 # Then the smallest of the plans seen are mixed: so many of them, for so many seconds of work. What they
 # hold is looked at in so many parts of the step.
 _MIXED = 4
 _MIX_SECONDS = 2.0
 _PARTS = 24
+# Work of looking at a node, or an edge, beside its entries.
+_LOOK_WORK = 300
 # Then plans are looked for that fit into less, for so many seconds of work together and each time.
 _LOWER_SECONDS, _EACH_SECONDS = 20.0, 10.0
 # Kinds of values that an error names.
@@ -89,7 +91,7 @@ class Smallest:
             gaps.append(peak - bound)
             if len(gaps) > _STALLED and gaps[-_STALLED - 1] - gaps[-1] < 1e-3 * peak:
                 break
-            if peak <= max(enough, bound * (1 + _CLOSE)) or budget.over:
+            if peak <= max(enough, bound * (1 + CLOSE)) or budget.over:
                 break
             self.goal.progress(f"finding the smallest memory limit, round {round_number + 1}")
             points = sorted({*points, *(int(m.argmax()) for _, m in seen[-2:])})
@@ -109,12 +111,13 @@ class Smallest:
         solution, memory = self.mixed(seen, points, bound, enough)
         if not enough:
             solution, memory = self._lower(solution, memory, bound)
+        self.least = bound
         return Least(solution, memory, min(bound, float(memory.max(initial=0.0))))
 
     def _lower(self, solution: Solution, memory: np.ndarray, bound: float) -> tuple[Solution, np.ndarray]:
         """Plans within a limit half the way down to the bound, as long as there are; then once a quarter of the way."""
         budget, part = self.goal.budget.some(_LOWER_SECONDS), 0.5
-        while not budget.over and part >= 0.25 and (peak := float(memory.max())) > bound * (1 + _CLOSE):
+        while not budget.over and part >= 0.25 and (peak := float(memory.max())) > bound * (1 + CLOSE):
             met: list[Sequence[int]] = []
             self.goal.progress("finding the smallest memory limit, lower")
             self.feasible.search(peak - part * (peak - bound), budget.some(_EACH_SECONDS), met.append)
@@ -146,13 +149,21 @@ class Smallest:
         ends = np.cumsum([0, *(len(part) for part in over)])
         at = {*points, *(int(end + part.argmax()) for end, part in zip(ends, over, strict=False) if len(part))}
         budget = self.goal.budget.some(_MIX_SECONDS)
-        while (peak := float(best[1].max())) > max(enough, lowest * (1 + _CLOSE)):
-            choices = chosen([s.choice for s, _ in [best, *seen[:_MIXED]]])
+        look = _LOOK_WORK * (len(self.goal.problem.nodes) + len(self.goal.problem.edges))
+        few: dict[int, CostGraph] = {}
+        choices, problem = None, self.goal.problem
+        while (peak := float(best[1].max())) > max(enough, lowest * (1 + CLOSE)):
+            if choices is None:  # the best plan's are among them
+                choices = chosen([s.choice for s, _ in [best, *seen[:_MIXED]]])
+                few, problem = {}, choices.of(self.goal.problem)
+                budget.spend(look)
             target = enough if enough > lowest else 0.5 * (lowest + peak)
             if budget.over:
                 break
-            limits = [(choices.of(self.at(t)), target) for t in at]
-            mixed = solve_within(choices.of(self.goal.problem), limits, 1.0, budget)
+            new = [t for t in at if t not in few]
+            few |= {t: choices.of(self.at(t)) for t in new}
+            budget.spend(look * (len(new) + len(at)))
+            mixed = solve_within(problem, [(few[t], target) for t in at], 1.0, budget)
             if mixed is None:
                 lowest = target
                 if target == enough:
@@ -163,7 +174,7 @@ class Smallest:
             at.add(int(memory.argmax()))
             seen.append((replace(best[0], choice=choice), memory))
             if memory.max() < peak:
-                best = seen[-1]
+                best, choices = seen[-1], None
         return best
 
 
