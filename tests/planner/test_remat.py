@@ -1,7 +1,9 @@
 """``remat="auto"``: seconds against bytes, by minimum cuts; under a memory limit the cheapest mix wins."""
 
 import functools
+import re
 from dataclasses import replace
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ from sbp_jax.planner import Request, make_plan
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import penalised
 from sbp_jax.planner.costs.op_cost import CostModel
-from sbp_jax.planner.memory.infeasible import NoneCheaper
+from sbp_jax.planner.memory.infeasible import NoneCheaper, TooSmall
 from sbp_jax.planner.prepare import prepare
 from sbp_jax.planner.remat import search as remat
 from sbp_jax.planner.remat.known import Known
@@ -248,6 +250,58 @@ def test_a_mix_that_is_proven_to_take_longer_is_not_searched_on(monkeypatch: pyt
     config = sbp.AutoParallelConfig(memory_limit=0.75 * free.memory_per_device, remat="auto", overlap=False)
     plan = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
     assert None in found and plan.objective == min(x for x in found[1:] if x is not None)
+
+
+@pytest.mark.parametrize("remat_asked", [None, "auto"])
+def test_a_limit_too_small_for_every_mix(remat_asked: Literal["auto"] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest limit is that of the mix that holds least, the proof holds for all, and there is a plan at it."""
+    refused: list[TooSmall] = []
+    told: list[bool] = []
+
+    def remembered(program, request, name):
+        try:
+            return make_plan(program, request, name)
+        except TooSmall as error:
+            refused.append(error)
+            told.append(request.tell_smallest)
+            raise
+
+    monkeypatch.setattr(remat, "make_plan", remembered)
+
+    def within(limit: float) -> Plan:
+        config = sbp.AutoParallelConfig(memory_limit=limit, remat=remat_asked, overlap=False)
+        return sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+
+    with pytest.raises(sbp.PlanError) as error:
+        within(1000.0)
+    numbers = re.search(
+        r"the smallest that one does is (\d+) bytes.*every plan holds at least (\d+) ", str(error.value)
+    )
+    assert numbers is not None and len(refused) > 1
+    smallest, least = map(float, numbers.groups())
+    assert smallest <= min(e.smallest_bytes for e in refused) + 1 and least <= min(e.least_bytes for e in refused) + 1
+    assert least <= smallest and any(told)
+    if remat_asked:
+        assert smallest < max(e.least_bytes for e in refused), "what is proven for one mix is not for another"
+    else:
+        assert told == [True, True], "of two mixes both are told of"
+    assert within(smallest).memory_per_device <= smallest
+
+
+def test_what_the_search_for_the_smallest_finds_within_the_limit_is_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With remat="auto" it is not part of each mix's search: it comes at the end."""
+
+    def only_then(program, request, name):
+        if request.memory_limit_bytes is not None and not request.tell_smallest:
+            raise TooSmall("no plan fits", 1e9 / len(program.nodes), 1e9 / len(program.nodes))
+        return make_plan(program, request, name)
+
+    monkeypatch.setattr(remat, "make_plan", only_then)
+    free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0)
+    config = sbp.AutoParallelConfig(memory_limit=0.9 * free.memory_per_device, remat="auto", overlap=False)
+    plan = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+    assert plan.recomputed is not None and plan.memory_per_device <= 0.9 * free.memory_per_device
+    assert any("run again in the backward part" in note for note in plan.notes)
 
 
 def test_mixes_are_tried_until_one_fits() -> None:

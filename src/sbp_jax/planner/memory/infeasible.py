@@ -1,6 +1,6 @@
 """What to say when no plan fits: by how much, what holds most of the memory, what would help."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,25 @@ from .protocol import FootprintLike
 
 
 class TooSmall(PlanError):
-    """No plan was found within a memory limit; ``smallest_bytes`` is the least that one was found for."""
+    """No plan was found within a memory limit; ``smallest_bytes`` is the least that one was found for.
 
-    def __init__(self, message: str, smallest_bytes: float) -> None:
+    Attributes:
+        least_bytes: what every plan holds at least (proven).
+        told: the message, where every plan holds so many bytes at least.
+    """
+
+    def __init__(
+        self, message: str, smallest_bytes: float, least_bytes: float = 0.0,
+        told: Callable[[float], str] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message)
-        self.smallest_bytes = smallest_bytes
+        self.smallest_bytes, self.least_bytes, self.told = smallest_bytes, least_bytes, told
+
+    def where(self, least_bytes: float) -> "TooSmall":
+        """The same of more plans, which all hold so many bytes at least."""
+        if self.told is None:
+            return self
+        return TooSmall(self.told(least_bytes), self.smallest_bytes, least_bytes, self.told)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.smallest_bytes)

@@ -193,19 +193,22 @@ def _next(held: np.ndarray, centre: np.ndarray, bound: float) -> tuple[np.ndarra
 def too_small(limit: float, least: Least, footprint: FootprintLike) -> TooSmall:
     """The error for a limit that no plan was found for."""
     short = least.peak - limit
-    proof = (
-        f"every plan holds at least {_bytes(least.bound)}"
-        if least.bound > limit
-        else f"that none does is not proven (the bound is {_bytes(least.bound)})"
-    )
-    message = (
-        f"no plan was found that fits into a memory limit of {_bytes(limit)} per device; the smallest that one does is "
-        f"{_bytes(least.peak)}, {bytes_text(short)} ({short / max(limit, 1.0):.1%}) more; {proof}. "
-        f"{_most(least, footprint)}"
-        f"Raise memory_limit to {least.peak:.0f}, use more devices, a smaller batch, or rematerialisation "
-        "(remat='auto', jax.checkpoint)"
-    )
-    return TooSmall(message, least.peak)
+    most = _most(least, footprint)
+
+    def told(bound: float) -> str:
+        proof = (
+            f"every plan holds at least {_bytes(bound)}"
+            if bound > limit
+            else f"that none does is not proven (the bound is {_bytes(bound)})"
+        )
+        return (
+            f"no plan was found that fits into a memory limit of {_bytes(limit)} per device; the smallest that one "
+            f"does is {_bytes(least.peak)}, {bytes_text(short)} ({short / max(limit, 1.0):.1%}) more; {proof}. {most}"
+            f"Raise memory_limit to {least.peak:.0f}, use more devices, a smaller batch, or rematerialisation "
+            "(remat='auto', jax.checkpoint)"
+        )
+
+    return TooSmall(told(least.bound), least.peak, least.bound, told)
 
 
 def out_of_time(limit: float, smallest: float) -> OutOfTime:

@@ -12,8 +12,8 @@ used for as many of the first layers as it takes.
 
 import math
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...plan import PlanData, Recomputed
@@ -113,6 +113,17 @@ def _is_close(plan: PlanData, request: Request) -> bool:
     return free is not None and plan.objective * (1 - enough) <= free
 
 
+@dataclass(eq=False, slots=True)
+class _Refused:
+    """A mix that no plan was found for that fits, and what to search it again with."""
+
+    error: TooSmall
+    program: Program
+    request: Request
+    origin: Sequence[int] | None
+    finish: Callable[[PlanData], None]
+
+
 class _Choice:
     """Plans of one program with different mixes of holding and making again."""
 
@@ -121,7 +132,7 @@ class _Choice:
         self.tried: list[PlanData] = []
         self.programs: list[tuple[Program, Request, Sequence[int]]] = []
         """Of the plans tried, their programs, what was asked, the node that each node is, or is a copy of."""
-        self.refusals: list[tuple[TooSmall, Program, Request]] = []
+        self.refusals: list[_Refused] = []
         self.cut = False
         """Whether nothing was left for a mix."""
 
@@ -131,14 +142,21 @@ class _Choice:
 
     @property
     def refusal(self) -> TooSmall:
-        """Of the mixes that do not fit, the error of the smallest, with the smallest limit that works."""
-        error, program, request = min(self.refusals, key=lambda x: x[0].smallest_bytes)
-        if not request.tell_smallest:
-            try:
-                make_plan(program, replace(request, tell_smallest=True), self.name)
-            except TooSmall as told:
-                return min(told, error, key=lambda x: x.smallest_bytes)
-        return error
+        """Of the mixes that do not fit, the error of the smallest: the smallest limit that works, and what every plan
+        holds at least, whatever the mix."""
+        smallest = min(self.refusals, key=lambda r: r.error.smallest_bytes)
+        return smallest.error.where(min(r.error.least_bytes for r in self.refusals))
+
+    def look_for_smallest(self) -> None:
+        """The smallest plans of the mixes that hold least, for the error. What fits is a plan, too."""
+        if any(r.request.tell_smallest for r in self.refusals):
+            return
+        smallest = min(self.refusals, key=lambda r: r.error.smallest_bytes)
+        least = min(self.refusals, key=lambda r: r.error.least_bytes)
+        for r in (smallest,) if smallest is least else (smallest, least):
+            self.refusals.remove(r)
+            if self.attempt(r.program, replace(r.request, tell_smallest=True), r.origin, r.finish) is not None:
+                return
 
     def best(self, base: PlanData) -> PlanData:
         """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
@@ -154,6 +172,8 @@ class _Choice:
                 self.mix(turn, ())
             if self.request.remat:
                 self.climb(base, turn, Ladder(self.program, base, turn, sizes))
+        if not self.tried:
+            self.look_for_smallest()
         if self.tried:
             found = self.deepened()
             known = [x for p in (base, *self.tried) if (x := p.statistics.get("free_seconds")) is not None]
@@ -237,12 +257,16 @@ class _Choice:
             asked = replace(asked, budget=asked.budget.at_least(part, _OF_LEFT))
         best = min(range(len(self.tried)), key=lambda k: self.tried[k].objective, default=None)
         known = None if best is None else Known(self.tried[best], self.programs[best][2], origin)
-        asked = replace(asked, pins=pins, tell_smallest=False, find_start=known and known.start)
-        plan = self.attempt(program, asked, origin)
-        if plan is not None:
+        # Of two mixes both are to be told of; of several see look_for_smallest.
+        tells = asked.limit_is_firm and not asked.remat and not self.tried
+        asked = replace(asked, pins=pins, tell_smallest=tells, find_start=known and known.start)
+
+        def finish(plan: PlanData) -> None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
             plan.notes.append(self.told(len(nodes), bool(read_anew(self.program, turn.node))))
+
+        self.attempt(program, asked, origin, finish)
 
     def deepened(self) -> PlanData:
         """The cheapest plan; of a user's time what is left goes to a search on in its mix, or to plans that hide more
@@ -275,14 +299,19 @@ class _Choice:
             return f"memory is short: {what}, which is cheaper than holding all{_PROVEN}"
         return f"to fit, {what}{_PROVEN}"
 
-    def attempt(self, program: Program, request: Request, origin: Sequence[int] | None = None) -> PlanData | None:
+    def attempt(
+        self, program: Program, request: Request, origin: Sequence[int] | None = None,
+        finish: Callable[[PlanData], None] = lambda _: None,
+    ) -> PlanData | None:  # fmt: skip
+        """A plan of one mix, with what ``finish`` adds; None where none fits, or none is cheaper than what is known."""
         try:
             plan = make_plan(program, replace(request, limit_is_firm=True), self.name)
         except NoneCheaper:
             return None
         except TooSmall as error:
-            self.refusals.append((error, program, request))
+            self.refusals.append(_Refused(error, program, request, origin, finish))
             return None
+        finish(plan)
         self.tried.append(plan)
         self.programs.append((program, request, range(len(program.nodes)) if origin is None else origin))
         return plan
