@@ -199,7 +199,7 @@ def too_small(limit: float, least: Least, footprint: FootprintLike) -> TooSmall:
         proof = (
             f"every plan holds at least {_bytes(bound)}"
             if bound > limit
-            else f"that none does is not proven (the bound is {_bytes(bound)})"
+            else f"that none does is not proven{f' (the bound is {_bytes(bound)})' if bound > 0 else ''}"
         )
         return (
             f"no plan was found that fits into a memory limit of {_bytes(limit)} per device; the smallest that one "
