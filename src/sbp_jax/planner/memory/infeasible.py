@@ -31,7 +31,7 @@ class TooSmall(PlanError):
         return TooSmall(self.told(least_bytes), self.smallest_bytes, least_bytes, self.told)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.smallest_bytes)
+        return type(self), (str(self), self.smallest_bytes, self.least_bytes)
 
 
 class OutOfTime(TooSmall):

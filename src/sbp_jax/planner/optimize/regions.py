@@ -24,7 +24,7 @@ _FIRST_SLACK, _GROW = 1 / 16, 4
 # Assignments that an elimination may have at once: before sweeps of messages, after them.
 _FEW_ROWS, _MOST_ROWS = 20_000, 200_000
 # Work at a node or an edge of all regions together: a few steps of Python.
-_LOOK_WORK = 300
+LOOK_WORK = 300
 # Sweeps before regions, or until one raises the bound by less than this part.
 _SETTLING_SWEEPS = 40
 _SETTLED = 5e-4
@@ -64,7 +64,7 @@ def improve_regions(
 
 def _excess(r: Presolved, choice: Choice, budget: Budget) -> dict[int, float]:
     """By node: what it and its edges cost beyond their least."""
-    budget.spend(_LOOK_WORK * (len(r.nodes) + len(r.edges)))
+    budget.spend(LOOK_WORK * (len(r.nodes) + len(r.edges)))
     found = {n: float(c[choice[n]] - c.min()) for n, c in r.nodes.items()}
     for (a, b), m in r.edges.items():
         more = float(m[choice[a], choice[b]] - m.min())

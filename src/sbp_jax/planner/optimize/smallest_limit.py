@@ -20,6 +20,7 @@ from .feasible import Feasible
 from .goal import Goal
 from .program import Solution, solve, solve_within
 from .recombine import chosen
+from .regions import LOOK_WORK
 
 # Rounds at most, seconds of work for all of them and for the program of one.
 _ROUNDS = 60
@@ -33,8 +34,6 @@ _STALLED = 6
 _MIXED = 4
 _MIX_SECONDS = 2.0
 _PARTS = 24
-# Work of looking at a node, or an edge, beside its entries.
-_LOOK_WORK = 300
 # Then plans are looked for that fit into less, for so many seconds of work together and each time.
 _LOWER_SECONDS, _EACH_SECONDS = 20.0, 10.0
 # Kinds of values that an error names.
@@ -149,7 +148,7 @@ class Smallest:
         ends = np.cumsum([0, *(len(part) for part in over)])
         at = {*points, *(int(end + part.argmax()) for end, part in zip(ends, over, strict=False) if len(part))}
         budget = self.goal.budget.some(_MIX_SECONDS)
-        look = _LOOK_WORK * (len(self.goal.problem.nodes) + len(self.goal.problem.edges))
+        look = LOOK_WORK * (len(self.goal.problem.nodes) + len(self.goal.problem.edges))
         few: dict[int, CostGraph] = {}
         choices, problem = None, self.goal.problem
         while (peak := float(best[1].max())) > max(enough, lowest * (1 + CLOSE)):
