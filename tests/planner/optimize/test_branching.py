@@ -1,5 +1,6 @@
 """Branch and bound on bytes: what prices leave open, against trying everything."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -23,32 +24,60 @@ def indivisible(seed: int) -> tuple[CostGraph, CostGraph]:
     return CostGraph(seconds, edges), CostGraph([np.array([x, x, 1.0, 1.0]) for x in large], {})
 
 
+@dataclasses.dataclass
+class Case:
+    """A problem with everything tried: the cheapest plan that fits, and the best bound of any price for bytes."""
+
+    seed: int
+    plans: list[Seen] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.problem, self.held = indivisible(self.seed)
+        self.limit = 0.55 * sum(c.max() for c in self.held.nodes)
+        every = list(itertools.product(range(4), repeat=len(self.held.nodes)))
+        costs, excess = (np.array([x.evaluate(c) for c in every]) for x in (self.problem, self.held))
+        self.cheapest = costs[excess <= self.limit].min()
+        self.at_any_price = max((costs + price * (excess - self.limit)).min() for price in np.linspace(0, 1.5, 301))
+        for choice in (every[0], every[-1]):  # all that is fast, all that is small
+            self.offer(choice)
+        free = solve(self.problem)
+        assert free is not None
+        self.free, self.unit = free.objective, free.objective / self.limit
+
+    def offer(self, choice: Sequence[int]) -> None:
+        held = np.array([self.held.evaluate(choice)])
+        self.plans.append(Seen(tuple(choice), self.problem.evaluate(choice), held))
+
+    def aim(self) -> float:
+        return min((p.seconds for p in self.plans if p.peak <= self.limit), default=np.inf)
+
+    def branching(self) -> Branching:
+        return Branching(self.problem, lambda _: self.held, self.limit, self.unit, self.plans, [0], self.offer,
+                         lambda _: None, self.aim)  # fmt: skip
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_branches_prove_what_prices_leave_open(seed: int) -> None:
-    problem, held = indivisible(seed)
-    limit = 0.55 * sum(c.max() for c in held.nodes)
-    every = list(itertools.product(range(4), repeat=len(held.nodes)))
-    cheapest = min(problem.evaluate(c) for c in every if held.evaluate(c) <= limit)
-    plans: list[Seen] = []
+    case = Case(seed)
+    assert case.aim() != case.cheapest
+    bound = case.branching().run(case.free, {0: 0.3 * case.unit}, 1e-6, Budget())
+    assert case.at_any_price < 0.995 * case.cheapest
+    assert case.aim() == pytest.approx(case.cheapest, rel=1e-6)
+    assert 0.998 * case.cheapest < bound <= case.cheapest * (1 + 1e-9)
 
-    def offer(choice: Sequence[int]) -> None:
-        plans.append(Seen(tuple(choice), problem.evaluate(choice), np.array([held.evaluate(choice)])))
 
-    def aim() -> float:
-        return min((p.seconds for p in plans if p.peak <= limit), default=np.inf)
-
-    for choice in (every[0], every[-1]):  # all that is fast, all that is small
-        offer(choice)
-    free = solve(problem)
-    assert free is not None and not aim() == cheapest
-    unit = free.objective / limit
-    branching = Branching(problem, lambda _: held, limit, unit, plans, [0], offer, lambda _: None, aim)
-    bound = branching.run(free.bound, {0: 0.3 * unit}, 1e-6, Budget())
-    costs, excess = (np.array([x.evaluate(c) for c in every]) for x in (problem, held))
-    at_any_price = max((costs + price * (excess - limit)).min() for price in np.linspace(0, 1.5, 61))
-    assert at_any_price < 0.995 * cheapest
-    assert aim() == pytest.approx(cheapest, rel=1e-6)
-    assert 0.998 * cheapest < bound <= cheapest * (1 + 1e-9)
+@pytest.mark.parametrize("seed", range(4))
+def test_without_branches_the_bound_is_that_of_the_best_prices(seed: int) -> None:
+    case = Case(seed)
+    whole = case.branching().undivided(case.free, {0: 0.3 * case.unit}, 1e-6, Budget(), 1.0)
+    assert 0.99 * case.at_any_price < whole.bound <= 1.001 * case.at_any_price
+    # Its prices are those that prove it.
+    (price,) = whole.prices.values()
+    every = itertools.product(range(4), repeat=len(case.held.nodes))
+    least = min(case.problem.evaluate(c) + price * (case.held.evaluate(c) - case.limit) for c in every)
+    assert whole.bound <= least * (1 + 1e-9)
+    # Nothing is done where nothing may be spent.
+    assert case.branching().undivided(case.free, {0: 1.0}, 1e-6, Budget(work=0.0), 1.0).prices == {0: 1.0}
 
 
 def test_a_branch_without_a_plan_has_no_bound() -> None:

@@ -93,7 +93,21 @@ class Branching:
                     child = replace(branch, allowed=branch.allowed | {n: half})
                     waiting.append(self.raised(child, branch.prices, gap, budget))
 
-    def raised(self, branch: Branch, prices: dict[int, float], gap: float, budget: Budget) -> Branch:
+    def undivided(
+        self, bound: float, prices: dict[int, float], gap: float, budget: Budget, seconds: float
+    ) -> Branch:  # fmt: skip
+        """The problem as it is, with the best prices that the budget leads to; ``seconds`` of work for a solution."""
+        whole = Branch({}, bound, prices)
+        while not budget.over and not budget.closes(self.aim(), whole.bound, gap) and whole.level <= _HIGHEST:
+            found = self._next_prices(whole)
+            if found is None:
+                break
+            whole = self.raised(whole, found, gap, budget, seconds)
+        return whole
+
+    def raised(
+        self, branch: Branch, prices: dict[int, float], gap: float, budget: Budget, seconds: float = _SECONDS
+    ) -> Branch:
         """A branch with better prices, beginning at some."""
         nodes = list(self.problem.nodes)
         for n, mask in branch.allowed.items():
@@ -105,7 +119,7 @@ class Branching:
             graph = penalised(problem, [(p, self.bytes_at(t)) for t, p in prices.items()])
             budget.spend(graph.pairs * (1 + len(prices)) + _SOLUTION_WORK)
             known = [p.choice for p in self.plans if branch.has(p)]
-            solution = solve(graph, _GAP, budget.some(_SECONDS), known, relaxed=True)
+            solution = solve(graph, _GAP, budget.some(seconds), known, relaxed=True)
             if solution is None:
                 if not consistent(without_presolve(problem)):
                     branch = replace(branch, bound=np.inf)  # it has no plan

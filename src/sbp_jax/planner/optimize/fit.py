@@ -9,7 +9,7 @@ expensive.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -66,6 +66,8 @@ _SPREAD_SECONDS, _MOST_IDLE = 5.0, 3
 # Branch and bound: for so long, at most this part of what is left; of so few pairs of choices, or for gaps below this.
 _BRANCH_SECONDS, _BRANCH_PART = 12.0, 0.7
 _BRANCHED_PAIRS, _BRANCHED_GAP = 60_000, 0.06
+# Where no branches are made, more rounds of prices: for so long, at most this part of what is left.
+_RAISE_SECONDS, _RAISE_PART = 4.0, 0.7
 # For plans that fit where prices found none; with how many of those that hold least the smallest peak is looked for.
 _FEASIBLE_SECONDS = 10.0
 _SMALLEST = 8
@@ -209,16 +211,35 @@ class Fitting:
 
     def _by_branching(self) -> None:
         """Bounds and plans by branch and bound (``branching.py``), where so many branches may close the gap."""
-        may_close = self.goal.problem.pairs <= _BRANCHED_PAIRS or self.bound > (1 - _BRANCHED_GAP) * self._aim
         is_tiny = self.goal.problem.pairs <= _FEW_PAIRS  # the program with binaries closes it at once
-        if self.best is None or is_tiny or not (self.prices and may_close) or self._is_over():
+        if self.best is None or is_tiny or not (self.prices and self._may_branch) or self._is_over():
             return
-        unit = self.free.objective / self.limit
-        branching = Branching(self.goal.problem, self._bytes_at, self.limit, unit, self.plans, self.points,
-                              self._offer, self._meet, lambda: self._aim)  # fmt: skip
         some = self.goal.budget.some(_BRANCH_SECONDS * max(1.0, self.goal.patience), part=_BRANCH_PART)
-        enough = max(self.goal.gap, self.goal.budget.small_gap)
+        branching, enough = self._branching(self._offer), max(self.goal.gap, self.goal.budget.small_gap)
         self.bound = max(self.bound, branching.run(self.bound, self.prices, enough, some))
+
+    @property
+    def _may_branch(self) -> bool:
+        """Whether as many branches as there is work for may close the gap."""
+        few = self.goal.problem.pairs <= _BRANCHED_PAIRS
+        return few or self.bound > (1 - _BRANCHED_GAP) * self._aim
+
+    def _branching(self, offer: Callable[[Sequence[int]], object]) -> Branching:
+        unit = self.free.objective / self.limit
+        return Branching(self.goal.problem, self._bytes_at, self.limit, unit, self.plans, self.points, offer,
+                         self._meet, lambda: self._aim)  # fmt: skip
+
+    def _raise_bound(self) -> None:
+        """More rounds at the prices that promise the best bound, and plans put together from what these lead to."""
+        some = self.goal.budget.some(self._seconds(_RAISE_SECONDS), part=_RAISE_PART)
+
+        def offer(choice: Sequence[int]) -> None:
+            self._offer(choice)
+            self._combine(some)
+
+        enough = max(self.goal.gap, self.goal.budget.small_gap)
+        whole = self._branching(offer).undivided(self.bound, self.prices, enough, some, _RELAXED_SECONDS)
+        self.bound, self.prices = whole.bound, whole.prices
 
     def _is_over(self) -> bool:
         """Whether the budget is; asked where something is still to be done."""
@@ -365,7 +386,10 @@ class Fitting:
         return prices if prices is None else dict(zip(self.points, (prices * unit).tolist(), strict=True))
 
     def _spread(self) -> None:
-        """More plans to put together, from other prices."""
+        """More plans to put together, from other prices: ones that raise the bound, where it is far from the plan."""
+        if self.best is not None and self.prices and not self._may_branch:
+            self._raise_bound()
+            return
         some, prices, idle = self.goal.budget.some(self._seconds(_SPREAD_SECONDS)), self.prices, 0
         for scale in _SPREAD if prices else ():
             if some.over or self._is_over() or self._closed(self.goal.gap) or idle >= _MOST_IDLE:
