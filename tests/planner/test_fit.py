@@ -95,6 +95,31 @@ def test_equal_to_trying_everything(seed: int, taken_as: dict[str, int], monkeyp
         assert found.bound >= found.seconds * (1 - (2e-3 if taken_as else 1e-6))
 
 
+def test_where_no_branches_are_made_more_rounds_narrow_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that end early leave a wide gap; all other steps are left out."""
+    for name, number in {"_FEW_PAIRS": 0, "_ROUNDS": 4, "_BRANCHED_PAIRS": 0, "_BRANCHED_GAP": -1.0}.items():
+        monkeypatch.setattr(fit, name, number)
+    for name in ("_combine_by_node", "_by_regions", "_exactly"):
+        monkeypatch.setattr(fit.Fitting, name, lambda *_: None)
+
+    def gap(seed: int) -> float:
+        problem = random_problem(seed)
+        held = Bytes.against(problem, seed)
+        peaks = {c: held.over_time(c).max() for c in every(problem)}
+        free = min(peaks, key=problem.evaluate)
+        limit = float(0.5 * (peaks[free] + min(peaks.values())))
+        best = min(problem.evaluate(c) for c, peak in peaks.items() if peak <= limit)
+        found = search(Goal(problem, held, limit))
+        assert found is not None and found.bound <= best * (1 + 1e-9)
+        assert held.over_time(found.solution.choice).max() <= limit
+        return 1 - found.bound / found.seconds
+
+    narrow = [gap(seed) for seed in range(6)]
+    monkeypatch.setattr(fit.Fitting, "_raise_bound", lambda _: None)
+    wide = [gap(seed) for seed in range(6)]
+    assert all(n <= w for n, w in zip(narrow, wide, strict=True)) and sum(narrow) < 0.9 * sum(wide)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_plans_that_nearly_fit_are_mended_with_parts_of_others(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds that meet two plans with half of the smallest one each: neither fits, and nothing else looks for one."""

@@ -215,8 +215,8 @@ class Fitting:
         if self.best is None or is_tiny or not (self.prices and self._may_branch) or self._is_over():
             return
         some = self.goal.budget.some(_BRANCH_SECONDS * max(1.0, self.goal.patience), part=_BRANCH_PART)
-        branching, enough = self._branching(self._offer), max(self.goal.gap, self.goal.budget.small_gap)
-        self.bound = max(self.bound, branching.run(self.bound, self.prices, enough, some))
+        proven = self._branching(self._offer).run(self.bound, self.prices, self._enough, some)
+        self.bound = max(self.bound, proven)
 
     @property
     def _may_branch(self) -> bool:
@@ -237,9 +237,13 @@ class Fitting:
             self._offer(choice)
             self._combine(some)
 
-        enough = max(self.goal.gap, self.goal.budget.small_gap)
-        whole = self._branching(offer).undivided(self.bound, self.prices, enough, some, _RELAXED_SECONDS)
+        whole = self._branching(offer).undivided(self.bound, self.prices, self._enough, some, _RELAXED_SECONDS)
         self.bound, self.prices = whole.bound, whole.prices
+
+    @property
+    def _enough(self) -> float:
+        """The gap that is small enough, as of now."""
+        return max(self.goal.gap, self.goal.budget.small_gap)
 
     def _is_over(self) -> bool:
         """Whether the budget is; asked where something is still to be done."""
@@ -387,7 +391,7 @@ class Fitting:
 
     def _spread(self) -> None:
         """More plans to put together, from other prices: ones that raise the bound, where it is far from the plan."""
-        if self.best is not None and self.prices and not self._may_branch:
+        if self.best is not None and self.prices and not (self._may_branch or self._is_over()):
             self._raise_bound()
             return
         some, prices, idle = self.goal.budget.some(self._seconds(_SPREAD_SECONDS)), self.prices, 0
