@@ -50,8 +50,10 @@ def test_a_training_loop_never_moves_its_state() -> None:
 
 
 @pytest.mark.parametrize("batch", [X, jnp.asarray(X)], ids=["numpy", "jax"])
-def test_a_loop_compiles_its_step_once(batch: object) -> None:
-    step = sbp.auto_parallel(train_step, placement=place(2, 4), donate_argnums=0)
+@pytest.mark.parametrize("mesh", [(2, 4), (1,)], ids=str)
+def test_a_loop_compiles_its_step_once(mesh: tuple[int, ...], batch: object) -> None:
+    """On one device, too, where the first state lies where the plan wants it, but on no mesh."""
+    step = sbp.auto_parallel(train_step, placement=place(*mesh), donate_argnums=0)
     w, compiled = weights(), []
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:

@@ -70,6 +70,23 @@ def test_of_two_reductions_in_a_row_the_first_waits_too() -> None:
     assert (32, 128, 64) in late
 
 
+def test_nothing_waits_for_reductions_where_they_share_a_kernel() -> None:
+    """On GPUs, where a barrier would take a bias's gradient out of the kernel that makes what it sums."""
+
+    def biased(b, w, x):
+        return jax.grad(lambda b, w: jnp.sum(jnp.sin(jnp.sin(x @ w + b) @ w)), (0, 1))(b, w)
+
+    graph = traced(biased, f32(64), f32(64, 64), f32(4096, 64))
+    names = {v.id: op.name for op in graph.nodes() for v in op.outs}
+
+    def awaited(for_reductions: bool) -> set[str]:
+        found = waits(graph, for_reductions=for_reductions).values()
+        return {names[e.value.id] for wait in found for e in wait.results}
+
+    assert awaited(True) == {"reduce_sum", "dot_general"}
+    assert awaited(False) == {"dot_general"}
+
+
 def test_what_the_next_product_reads_does_not_wait() -> None:
     assert not waits(traced(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w) @ w, f32(64, 64), f32(64, 64)))
 

@@ -15,7 +15,7 @@ from .._compat import is_staging, is_tracing, looks_for_nans, trace_context
 from ..calls import capture, values
 from ..calls.path_pins import PinDict
 from ..calls.roles import ArgumentRoles, Call
-from ..calls.values import as_arrays, has_tensors, is_bound, is_there, moved
+from ..calls.values import as_arrays, has_tensors, is_bound, is_on_mesh, is_there, moved
 from ..differences import differences, some
 from ..errors import PlanError
 from ..pipeline.cuts.marks import check_unmarked
@@ -366,7 +366,8 @@ class ParallelFunction:
         """Move the arguments to where the plan wants them, once.
 
         A batch that is bound to no device is left to each call: the first one, placed here, would be compiled for on
-        its own, for to JAX a program for arguments that lie somewhere is another (0.10.2).
+        its own, for to JAX a program for arguments that lie on a mesh is another (0.10.2). For the same reason what is
+        donated, which the next call gets from this one, is placed on a mesh of one device, too.
         """
         leaves, tree = jax.tree.flatten((call.dynamic, call.kwargs))
         donated = call.donated_positions
@@ -376,7 +377,7 @@ class ParallelFunction:
         wanted = {
             k: (entry.plan.inputs[k].path, x, s)
             for k, (x, s, keep) in enumerate(zip(leaves, entry.shardings, kept, strict=True))
-            if not is_there(x, s) and (keep or is_bound(x, s))
+            if (not is_there(x, s) and (keep or is_bound(x, s))) or (keep and not is_on_mesh(x))
         }
         placed = dict(zip(wanted, moved(list(wanted.values()), self._name), strict=True))
         return jax.tree.unflatten(tree, [placed.get(k, x) for k, x in enumerate(leaves)])

@@ -93,6 +93,11 @@ def is_there(x: Any, sharding: NamedSharding) -> bool:
     return isinstance(x, jax.Array) and not is_tracer(x) and x.sharding.is_equivalent_to(sharding, x.ndim)
 
 
+def is_on_mesh(x: Any) -> bool:
+    """Whether an array lies as a step's results do, which to JAX makes another type of it (0.10.2)."""
+    return isinstance(x, jax.Array) and not is_tracer(x) and isinstance(x.sharding, NamedSharding)
+
+
 def is_bound(x: Any, sharding: NamedSharding) -> bool:
     """Whether a call would refuse an argument, or move it anew, as it is.
 

@@ -131,7 +131,7 @@ class Emitter:
         return boxing.apply(route, x, self.placement.axis_names)
 
     def graph(self, graph: Graph, scope: Scope) -> None:
-        found = waits(graph, lambda op: self.decision[op.index] is None)
+        found = waits(graph, lambda op: self.decision[op.index] is None, for_reductions=self.placement.type != "gpu")
         for k, op in enumerate(graph.ops):
             if k in found:
                 self.hold_back(scope, op, found[k])
