@@ -10,6 +10,7 @@ from .budget import Budget
 from .effort import usual
 from .make import make_plan
 from .memory.infeasible import TooSmall
+from .remat.known import again_from
 from .remat.search import plan_to_fit
 from .request import Request
 from .rewrite import as_rewritten
@@ -90,7 +91,9 @@ def _hidden(program: Program, plan: PlanData, request: Request, name: str) -> Pl
     if again is not None:
         made, origin = recompute(program, again.turn, again.nodes)
         pins = {k: pins[o] for k, o in enumerate(origin) if o in pins}
-    found = make_plan(made, replace(request, pins=pins, budget=_left(request, plan), shorter_than=plan), name)
+    begin = again_from(plan, len(made.nodes))
+    asked = replace(request, pins=pins, budget=_left(request, plan), shorter_than=plan, find_start=begin)
+    found = make_plan(made, asked, name)
     if found is not plan:
         found.notes = [*found.notes, *(n for n in plan.notes if n.startswith(_KEPT))]
         found.recomputed = again

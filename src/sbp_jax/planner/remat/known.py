@@ -5,8 +5,10 @@ that it is made from, and often a plan much like it. Its search begins with that
 of, and with the prices for bytes that proved that one's bound: alone it may end before it knows as much.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +71,17 @@ class Known:
             same = [k for k in left if _agree(cluster.codes(cluster.strategies[k], op), way)]
             left = same or left
         return np.array(left)
+
+
+def again_from(plan: PlanData, n_nodes: int) -> Callable[..., Start]:
+    """What a search of the same program begins with, whose plans may cost more or less than this one."""
+    same = range(n_nodes)
+    known = Known(plan, same, same)
+
+    def find_start(*of: Any) -> Start:
+        return replace(known.start(*of), known_seconds=math.inf)
+
+    return find_start
 
 
 def _agree(codes: tuple[tuple[Code | None, ...], tuple[Code, ...]], way: _Way) -> bool:

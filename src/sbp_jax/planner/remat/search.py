@@ -10,11 +10,9 @@ one that recomputes nothing and splits more. Between two mixes, one of which doe
 used for as many of the first layers as it takes.
 """
 
-import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...plan import PlanData, Recomputed
 from ...rules.widen import code_of
@@ -23,9 +21,8 @@ from ..costs.op_cost import CostModel
 from ..effort import usual
 from ..make import make_plan
 from ..memory.infeasible import NoneCheaper, TooSmall
-from ..optimize.goal import Start
 from ..request import Request
-from .known import Known
+from .known import Known, again_from
 from .min_cut import Ladder, Sizes, Turn, find_turn
 
 # A plan that holds more than this part of the limit may have been made more expensive by it.
@@ -276,13 +273,8 @@ class _Choice:
         is_proven = self.request.budget.closes(plan.objective, plan.bound, self.request.gap)
         if asked.thorough or not self.request.thorough or self.request.hides or is_proven or self.is_over:
             return plan
-        same = range(len(program.nodes))
-        known = Known(plan, same, same)
-
-        def find_start(*of: Any) -> Start:
-            return replace(known.start(*of), known_seconds=math.inf)
-
-        asked = replace(asked, thorough=True, budget=self.request.budget, find_start=find_start)
+        begin = again_from(plan, len(program.nodes))
+        asked = replace(asked, thorough=True, budget=self.request.budget, find_start=begin)
         again = self.attempt(program, asked, origin)
         if again is not None:
             again.fingerprint, again.recomputed = plan.fingerprint, plan.recomputed
