@@ -11,7 +11,7 @@ import pytest
 from sbp_jax.errors import PlanError
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import CostGraph
-from sbp_jax.planner.memory.infeasible import NoneCheaper, OutOfTime
+from sbp_jax.planner.memory.infeasible import NoneCheaper, OutOfTime, TooSmall
 from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.optimize import fit
 from sbp_jax.planner.optimize.bounds import spares
@@ -195,6 +195,26 @@ def test_what_was_met_on_the_way_to_no_plan(larger: float, monkeypatch: pytest.M
     words = rf"the smallest that one does is {told:.0f} .*every plan holds at least {0.98 * least:.0f} "
     with pytest.raises(PlanError, match=words):
         search(Goal(problem, held, 0.95 * least))
+
+
+@pytest.mark.parametrize(("part", "named", "times"), [(0.1, True, 1), (0.1, False, 0), (0.999, False, 1)])
+def test_a_limit_that_nobody_named(part: float, named: bool, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing fits into it, the smallest plan is not looked for as long; where a plan may fit, it is."""
+    problem = random_problem(0)
+    held = Bytes.against(problem, 0)
+    least = min(held.over_time(c).max() for c in every(problem))
+    looked: list[float] = []
+
+    def lower(self: Smallest, solution: Solution, memory: np.ndarray, bound: float) -> tuple[Solution, np.ndarray]:
+        looked.append(bound)
+        return solution, memory
+
+    monkeypatch.setattr(Smallest, "_lower", lower)
+    for name in ("_rounds", "_any_plan", "_combine", "_combine_by_node", "_exactly"):
+        monkeypatch.setattr(fit.Fitting, name, lambda *_: None)
+    with pytest.raises(TooSmall, match="the smallest that one does is"):
+        search(Goal(problem, held, part * least, names_limit=named))
+    assert len(looked) == times
 
 
 def test_what_the_search_for_the_smallest_takes_is_not_counted() -> None:

@@ -23,7 +23,8 @@ class Request:
     ``thorough``: whether to spend all of it where that proves more. ``forced``: by node, the signature that its result
     (an output's operand) must have, whatever it costs. ``shorter_than``: a plan for the same, which is to be given back
     unless one is found whose simulated step is shorter. ``tell_smallest``: whether the error of a limit that
-    is too small says the smallest that is not. ``prepared``: programs that are ready to be searched (``prepare.py``),
+    is too small says the smallest that is not. ``names_limit``: whether the user named the limit: the smallest that
+    works is looked for as long as it takes then. ``prepared``: programs that are ready to be searched (``prepare.py``),
     shared by requests that are made of each other. ``find_start``: what a search begins with where memory is
     short (``Start``), given the cost graph, its decisions, the footprint and a budget. The others as in
     ``AutoParallelConfig``.
@@ -56,6 +57,7 @@ class Request:
     overlap: bool = False
     shorter_than: PlanData | None = None
     tell_smallest: bool = True
+    names_limit: bool = True
     prepared: list[Any] | None = field(default=None, compare=False, repr=False)
     find_start: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     progress: Callable[[str], None] = lambda _: None

@@ -186,9 +186,11 @@ class Fitting:
 
     def _nearest(self, smallest: Smallest, lowest: Solution | None) -> Least:
         """The smallest plan. Where it is to be told it is looked for in the same way and as long whatever the limit is:
-        a limit that an error names has a plan then, too. What was proven on the way counts."""
+        a limit that an error names has a plan then, too. What was proven on the way counts. Not where nobody named the
+        limit, and nothing fits: the smallest plan is told of roughly then."""
         seen = self._smallest_seen()
-        if lowest is None or not self.goal.tell_smallest:
+        is_rough = not self.goal.names_limit and smallest.least > self.limit
+        if lowest is None or is_rough or not self.goal.tell_smallest:
             return smallest.nearest(seen)
         anew = Smallest(replace(self.goal, budget=self.goal.budget.unbounded()), self._bytes_at, self._least)
         memory = self.goal.footprint.over_time

@@ -44,6 +44,7 @@ class Goal:
         below: plans of so many seconds or more are of no interest.
         patience: multiplies the work that a search takes to fit into memory, where it is not thorough.
         tell_smallest: whether to look for the smallest limit that a plan fits into, where none was found that does.
+        names_limit: whether the user named the limit: the smallest one is then looked for as long as it takes.
         guesses: plans that may be good, whether they fit or not.
         find_start: gives plans and prices to begin with, or None; asked where the cheapest plan does not fit.
         clusters_per_class: how many clusters of ops share one decision, on average.
@@ -60,6 +61,7 @@ class Goal:
     below: float = math.inf
     patience: float = 1.0
     tell_smallest: bool = True
+    names_limit: bool = True
     guesses: Sequence[Sequence[int]] = ()
     find_start: FindStart | None = None
     clusters_per_class: float = 1.0

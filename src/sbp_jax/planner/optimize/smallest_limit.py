@@ -36,8 +36,9 @@ _MIX_SECONDS = 2.0
 _PARTS = 24
 # Then plans are looked for that fit into less, for so many seconds of work together and each time.
 _LOWER_SECONDS, _EACH_SECONDS = 20.0, 10.0
-# Kinds of values that an error names.
+# Kinds of values that an error names. What is short is told as a part of the limit, too, up to so many times it.
 _NAMED = 5
+_FAR = 10
 
 
 @dataclass(slots=True)
@@ -108,7 +109,8 @@ class Smallest:
                 break
             seen.append((solution, memory))
         solution, memory = self.mixed(seen, points, bound, enough)
-        if not enough:
+        may_fit = self.goal.limit_bytes is None or bound <= self.goal.limit_bytes
+        if not enough and (may_fit or self.goal.names_limit):
             solution, memory = self._lower(solution, memory, bound)
         self.least = bound
         return Least(solution, memory, min(bound, float(memory.max(initial=0.0))))
@@ -192,6 +194,7 @@ def _next(held: np.ndarray, centre: np.ndarray, bound: float) -> tuple[np.ndarra
 def too_small(limit: float, least: Least, footprint: FootprintLike) -> TooSmall:
     """The error for a limit that no plan was found for."""
     short = least.peak - limit
+    part = f" ({short / limit:.1%})" if short < _FAR * limit else ""
     most = _most(least, footprint)
 
     def told(bound: float) -> str:
@@ -202,7 +205,7 @@ def too_small(limit: float, least: Least, footprint: FootprintLike) -> TooSmall:
         )
         return (
             f"no plan was found that fits into a memory limit of {_bytes(limit)} per device; the smallest that one "
-            f"does is {_bytes(least.peak)}, {bytes_text(short)} ({short / max(limit, 1.0):.1%}) more; {proof}. {most}"
+            f"does is {_bytes(least.peak)}, {bytes_text(short)}{part} more; {proof}. {most}"
             f"Raise memory_limit to {least.peak:.0f}, use more devices, a smaller batch, or rematerialisation "
             "(remat='auto', jax.checkpoint)"
         )

@@ -59,6 +59,7 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
 
 
 def _within(limit: float, program: Program, request: Request, name: str) -> PlanData:
+    request = replace(request, names_limit=request.limit_is_firm)
     choice = _Choice(program, request, name, limit)
     first = _part(replace(request, tell_smallest=not request.remat), _FIRST)
     held = None if request.remat else choice.attempt(program, first)
