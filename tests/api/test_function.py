@@ -52,9 +52,9 @@ def test_a_training_loop_never_moves_its_state() -> None:
 @pytest.mark.parametrize("batch", [X, jnp.asarray(X)], ids=["numpy", "jax"])
 @pytest.mark.parametrize("mesh", [(2, 4), (1,)], ids=str)
 def test_a_loop_compiles_its_step_once(mesh: tuple[int, ...], batch: object) -> None:
-    """On one device, too, where the first state lies where the plan wants it, but on no mesh."""
+    """On one device, too, where the first state lies where the plan wants it, but on no mesh; and with a new state."""
     step = sbp.auto_parallel(train_step, placement=place(*mesh), donate_argnums=0)
-    w, compiled = weights(), []
+    w, anew, compiled = weights(), weights(), []
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if event.endswith("backend_compile_duration"):
@@ -65,6 +65,7 @@ def test_a_loop_compiles_its_step_once(mesh: tuple[int, ...], batch: object) -> 
     try:
         for _ in range(3):
             w, _ = step(w, batch)
+        step(anew, batch)
         assert not compiled
         jax.jit(lambda x: x + 0.25)(X)  # it does listen
         assert compiled

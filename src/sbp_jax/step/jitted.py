@@ -42,6 +42,8 @@ class LoweredStep:
     """JAX's settings that it was traced under. ``jitted`` runs under no others."""
     elsewhere: Any = None
     """As ``jitted``, to be lowered under any settings."""
+    donated: tuple[int, ...] = ()
+    """The positions of the arguments that are donated."""
     donated_names: tuple[str, ...] = ()
     """The arguments given by name that are donated: to JAX an argument of their own."""
     waits: bool = False
@@ -53,10 +55,12 @@ class LoweredStep:
     def takes(self, args: Sequence[Any]) -> bool:
         """Whether it may be tried with arguments as they are: all processes must come to the same answer.
 
-        Of an array in one process's devices JAX would take there what it refuses elsewhere.
+        Of an array in one process's devices JAX would take there what it refuses elsewhere. And what is donated, if it
+        is no earlier result, JAX would compile anew for, were it not placed first (the first array tells).
         """
         if not self.is_shared:
-            return True
+            donated = jax.tree.leaves([args[i : i + 1] for i in self.donated[:1]])
+            return not donated or values.is_on_mesh(donated[0])
         leaves = jax.tree.leaves(args)
         return len(leaves) == len(self.shardings) and all(map(values.is_there, leaves, self.shardings))
 
@@ -150,21 +154,22 @@ def lowered_step(
         f.__name__ = f.__qualname__ = plan.function
     tree = jax.tree.structure(dynamic)
     args_shardings, kwargs_shardings = jax.tree.unflatten(tree, shardings[:n])
+    all_donated = donate
     if donated_names:
         kwargs_shardings, taken_shardings = _parted(kwargs_shardings, donated_names)
-        donate = (*donate, len(args_shardings))
+        all_donated = (*donate, len(args_shardings))
         args_shardings = (*args_shardings, taken_shardings)
     jit = functools.partial(
         jax.jit,
         in_shardings=(*args_shardings, (kwargs_shardings, tuple(shardings[n:]))),
         out_shardings=jax.tree.unflatten(out_tree, made),
-        donate_argnums=donate,
+        donate_argnums=all_donated,
     )
     owners = {d.process_index for d in mesh.devices.flat}
     options = options_for(mesh.devices.flat[0].platform, compiler_options)
     return LoweredStep(
         plan, jit(step_here, compiler_options=options), jit(step), jax.jit(unplanned), constants, shardings[:n],
-        context, jit(step, compiler_options=options), donated_names,
+        context, jit(step, compiler_options=options), donate, donated_names,
         cannot_run_ahead(mesh.devices.flat), len(owners) > 1,
     )  # fmt: skip
 
