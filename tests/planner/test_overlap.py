@@ -15,6 +15,8 @@ import sbp_jax as sbp
 import zoo
 from sbp_jax.planner import exposed, make_plan, overlap, prepare
 from sbp_jax.planner.costs.slack import exposed as stick_out
+from sbp_jax.planner.optimize import fit
+from sbp_jax.planner.optimize.goal import Start
 from sbp_jax.simulate import simulate
 
 ZOO: dict[str, Callable[[], Any]] = {
@@ -161,6 +163,23 @@ def test_memory_stays_within_the_limit() -> None:
     tight = planned("mlp", memory_limit=limit)
     assert tight.memory_per_device <= limit
     assert simulated(tight) <= simulated(planned("mlp", memory_limit=limit, overlap=False))
+
+
+def test_a_pass_begins_with_the_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the least sum; here what hides best holds more than the limit."""
+    began: list[float] = []
+    begin = fit.Fitting._begin
+
+    def begin_and_tell(self: fit.Fitting, start: Start) -> None:
+        begin(self, start)
+        if self.best is not None:
+            began.append(self.best.peak)
+
+    limit = 0.8 * planned("mlp").memory_per_device
+    of_sum = planned("mlp", overlap=False, memory_limit=limit)
+    monkeypatch.setattr(fit.Fitting, "_begin", begin_and_tell)
+    planned.__wrapped__("mlp", memory_limit=limit)
+    assert of_sum.memory_per_device in began
 
 
 @pytest.mark.parametrize("options", [

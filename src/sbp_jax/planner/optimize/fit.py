@@ -189,9 +189,10 @@ class Fitting:
         a limit that an error names has a plan then, too. What was proven on the way counts. Not where nobody named the
         limit, and nothing fits: the smallest plan is told of roughly then."""
         seen = self._smallest_seen()
-        is_rough = not self.goal.names_limit and smallest.least > self.limit
-        if lowest is None or is_rough or not self.goal.tell_smallest:
+        if lowest is None or not self.goal.tell_smallest:
             return smallest.nearest(seen)
+        if smallest.least > self.limit and not self.goal.names_limit:
+            return smallest.run(seen, enough=self.limit)
         anew = Smallest(replace(self.goal, budget=self.goal.budget.unbounded()), self._bytes_at, self._least)
         memory = self.goal.footprint.over_time
         found = anew.nearest([(x, memory(x.choice)) for x in (self.free, lowest)])

@@ -109,8 +109,7 @@ class Smallest:
                 break
             seen.append((solution, memory))
         solution, memory = self.mixed(seen, points, bound, enough)
-        may_fit = self.goal.limit_bytes is None or bound <= self.goal.limit_bytes
-        if not enough and (may_fit or self.goal.names_limit):
+        if not enough:
             solution, memory = self._lower(solution, memory, bound)
         self.least = bound
         return Least(solution, memory, min(bound, float(memory.max(initial=0.0))))
