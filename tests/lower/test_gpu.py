@@ -73,7 +73,7 @@ def test_nothing_waits_for_a_bias_gradient_on_gpus(kind: str) -> None:
         return jax.grad(lambda ws: jnp.sum(jnp.sin(jnp.sin(x @ ws[0] + ws[1]) @ ws[0])))(ws)
 
     _, eqns = lowered(kind, biased, ([f32(64, 64), f32(64)], f32(4096, 64)))
-    held = {v.aval.shape for e in eqns if e.primitive.name == "optimization_barrier" for v in e.invars}
+    held = {getattr(v.aval, "shape", None) for e in eqns if e.primitive.name == "optimization_barrier" for v in e.invars}
     assert held and ((64,) in held) == (kind == "cpu")
 
 
