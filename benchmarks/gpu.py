@@ -11,7 +11,7 @@ in one process.
 
 * ``versions``: the machine and the software.
 * ``steps``: a training step of GPT-2 small and of ResNet-50 in bfloat16, planned and under plain ``jax.jit``, and
-  planned without the waits that ``lower/order.py`` writes. Bound: planned at most 1.01 times plain.
+  planned without the waits that ``trace/order.py`` writes. Bound: planned at most 1.01 times plain.
 * ``attention``: cuDNN's fused attention, planned, against the same function under plain ``jax.jit``.
 * ``calibrate``: what ``sbp-jax calibrate`` finds, and on that cluster predicted against measured seconds, by op and
   by step.

@@ -125,6 +125,37 @@ def _convolution_gradient(w, x):
     return jax.grad(loss, (0, 1))(w, x)
 
 
+def _convolved(x, w, groups=1):
+    return jax.lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+    )
+
+
+def _rectified_convolutions_gradient(ws, x):
+    """A convolution's operand is put in another form for the gradient of its kernel, and rectified again for that."""
+
+    def loss(ws):
+        y = x
+        for w in ws:
+            y = jax.nn.relu(_convolved(y, w))
+        return jnp.mean((y - 1) ** 2)
+
+    return jax.grad(loss)(ws)
+
+
+def _depthwise_gradient(w, x):
+    """XLA for CPUs computes the gradient of the kernel for each pair of channels."""
+    return jax.grad(lambda w: jnp.sum(_convolved(x, w, groups=256) ** 2))(w)
+
+
+def _pooled_gradient(w, x):
+    def loss(w):
+        y = jax.lax.reduce_window(_convolved(x, w), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return jnp.sum(y * y)
+
+    return jax.grad(loss)(w)
+
+
 def _mlp_gradient(w, x):
     def loss(w):
         return jnp.mean(jnp.tanh(jnp.tanh(jnp.tanh(x @ w) @ w) @ w) ** 2)
@@ -259,6 +290,9 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (lambda x: jnp.broadcast_to(x.sum(), (256, 256)) + 1, [f32(64)]),
         (lambda key: jax.random.normal(key, (256, 256)), [jax.eval_shape(lambda: jax.random.key(0))]),
         (_convolution_gradient, [f32(3, 3, 32, 64), f32(32, 32, 32, 32)]),
+        (_rectified_convolutions_gradient, [[f32(3, 3, 16, 16)] * 8, f32(16, 16, 16, 16)]),
+        (_depthwise_gradient, [f32(3, 3, 1, 256), f32(8, 8, 8, 256)]),
+        (_pooled_gradient, [f32(3, 3, 4, 16), f32(32, 32, 32, 4)]),
         (_mlp_gradient, [f32(128, 128), f32(512, 128)]),
         (lambda x: jnp.resize(x, (128, 64, 64)) + 1, [f32(64, 64)]),
         (lambda x, w: jnp.resize(x, (64, 64, 32)) @ w * 0.5, [f32(32, 64), f32(32, 128)]),
@@ -284,7 +318,8 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (lambda key, x: jax.random.categorical(key, x), [jax.eval_shape(lambda: jax.random.key(0)), f32(512, 128)]),
         (lambda x, y: jnp.tanh(jnp.einsum("ab,ac->abc", x, y)), [f32(64, 64), f32(64, 128)]),
     ],
-    ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution", "mlp",
+    ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution",
+         "rectified convolutions", "depthwise convolution", "pooled", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
          "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",

@@ -23,8 +23,7 @@ from ..plan import Boxing, PlanData
 from ..rules import Local, is_padded, lookup, mask_reduced, whole
 from ..rules.widen import B, Code, signature_of, strategies
 from ..signature import Partial, Signature, Split, broadcast
-from ..trace import Atom, Graph, Lit, Op, Program, Structured, Value
-from .order import Early, Wait, waits
+from ..trace import Atom, Early, Graph, Lit, Op, Program, Structured, Value, Wait, waits
 
 Scope = dict[int, dict[Signature, Any]]
 

@@ -17,6 +17,10 @@ from .graph import Structured as Structured
 from .graph import Value as Value
 from .nested import is_planned_here as is_planned_here
 from .nested import planned_here as planned_here
+from .order import Early as Early
+from .order import Wait as Wait
+from .order import held_back as held_back
+from .order import waits as waits
 from .pause import without_collecting as without_collecting
 from .pin import pin as pin
 from .remat import read_anew as read_anew

@@ -18,6 +18,26 @@ _LEFT_INSIDE = frozenset("""
 """.split())  # fmt: skip
 
 
+def spans(graph: Graph) -> dict[int, tuple[int, int]]:
+    """By node at a boundary: the first and the last node of what it bounds."""
+    found: dict[int, tuple[int, int]] = {}
+
+    def last_of(graph: Graph) -> int:
+        end = 0
+        for op in graph.ops:
+            if isinstance(op, Op):
+                end = max(end, op.index)
+                continue
+            links = [link.index for link in op.links]
+            whole = min(links), max([*links, *map(last_of, op.bodies)])
+            found.update(dict.fromkeys(links, whole))
+            end = max(end, whole[1])
+        return end
+
+    last_of(graph)
+    return found
+
+
 def join_in_place(
     graph: Graph, found: Mapping[int, Lifetime], spans: Mapping[int, tuple[int, int]],
     readers: Mapping[int, Sequence[tuple[Op, int]]],

@@ -19,9 +19,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...rules import Factors
-from ...trace import Graph, Op, Program, Value
+from ...trace import Op, Program, Value, held_back
 from ..graph.fusion import pointwise
-from .boundaries import hold_invariants, join_in_place
+from .boundaries import hold_invariants, join_in_place, spans
+from .duplicates import read_once
 from .kernels import (
     ALIASES,
     BRANCHES,
@@ -44,7 +45,7 @@ from .kernels import (
 from .lifetime import Lifetime
 from .places import Place, lodge
 from .replaced import copied_arguments, hold_copies
-from .scratch import LAPACK, Around, Scratch, matrix_form, reorders, scratch
+from .scratch import LAPACK, Around, Form, Scratch, reorders, scratch, wanted_form
 from .widening import is_widened, widened
 from .zeros import Zeros, shared_zeros
 
@@ -94,9 +95,9 @@ class _Walk:
         self.cheap = [
             op.name in CHEAP or (self.on_gpu and fuses) for op, fuses in zip(nodes, self.fusible, strict=True)
         ]
-        self.spans: dict[int, tuple[int, int]] = {}
-        self._span(program.graph)
-        self.readers = program.consumers()
+        self.spans = spans(program.graph)
+        once = [fuses and not named for fuses, named in zip(self.fusible, self.alias, strict=True)]
+        self.readers, self.duplicates = read_once(program, once, free)
         self.maker = {v.id: op for op in nodes for v in op.outs}
         self._rename()
         self.replacing = {program.output_ops[o].index for _, o in program.donated}
@@ -104,6 +105,7 @@ class _Walk:
         # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
         self.when: list[int] = []
         self.when = self._schedule()
+        self.held = self._held_back() if device == "cpu" else frozenset[tuple[int, int]]()
         self.wide = widened(program, device, self.when, self.spans, self.readers)
         self.latest = list(self.when)
         self.earliest = list(self.when)
@@ -114,7 +116,7 @@ class _Walk:
         # By op and kernel that computes it: the ops that index it there, and how often it is computed for an element.
         self.indexed: list[dict[int, frozenset[int]]] = [{} for _ in nodes]
         self.often: list[dict[int, int]] = [{} for _ in nodes]
-        self.forms: dict[int, Counter[tuple[tuple[int, ...], int] | None]] = {}  # by value: of products' operands
+        self.forms: dict[int, Counter[Form | None]] = {}  # by value: in which its readers want it
         self.found: dict[int, Lifetime] = {}
         self.places: list[Place] = []
 
@@ -163,19 +165,8 @@ class _Walk:
             when[op.index] = op.index
         return when
 
-    def _span(self, graph: Graph) -> tuple[int, int]:
-        low, high = self.end, 0
-        for op in graph.ops:
-            if isinstance(op, Op):
-                low, high = min(low, op.index), max(high, op.index)
-                continue
-            inner = [self._span(body) for body in op.bodies]
-            links = [link.index for link in op.links]
-            first, final = min(links), max([*links, *(b for _, b in inner)])
-            for link in op.links:
-                self.spans[link.index] = (first, final)
-            low, high = min(low, first), max(high, final)
-        return low, high
+    def _held_back(self) -> frozenset[tuple[int, int]]:
+        return held_back(self.program.graph, lambda op: bool(op.outs) and op.outs[0].id in self.free)
 
     def run(self) -> dict[int, Lifetime]:
         """Every value's life."""
@@ -212,11 +203,12 @@ class _Walk:
     def _take_scratch(self) -> None:
         maker = self.maker
 
-        def is_apart(x: Value) -> bool:
+        def is_apart(x: Value, user: Op) -> bool:
             op = maker[x.id]
             alone = len(self.readers.get(x.id, ())) == 1
             made_for_it = self.fusible[op.index] and (alone or self.repeats[op.index])
-            return not made_for_it and op.name not in LAPACK
+            is_held = (x.id, user.index) in self.held
+            return is_held or (not made_for_it and op.name not in LAPACK)
 
         def is_computed(x: Value, op: Op, k: int) -> bool:
             return self.repeats[maker[x.id].index] and self._is_made_for(x, op, k)
@@ -234,6 +226,10 @@ class _Walk:
         start = self._made(op, k)
         alone = len(readers) == 1
         found = [self._read(user, position, start, v, alone) for user, position in readers]
+        if readers and v.id in self.duplicates:
+            reads = {u.index: (t, until) for (t, until, _, _), (u, _) in zip(found, readers, strict=True)}
+            first, last = min([t for t, _ in reads.values()]), max([t for _, t in reads.values()])
+            return Lifetime(v, start, start, min(first, self.end), last, start - 1, fluid=True, reads=reads)
         named = self.alias[at]
         repeats = (self.fusible[at] and (alone or self.cheap[at])) or op.name in REPEATED
         if repeats and not named and not all([fuses for _, _, fuses, _ in found]) and self._widens(op):
@@ -290,6 +286,10 @@ class _Walk:
             if until > start and until in self.wide.products and math.prod(v.shape) in sizes:
                 until -= 1  # that operand's conversion is written over it
             self.wide.scratch.setdefault(at, []).append(Scratch("out", 0, 2.0 * v.size_bytes, span=(start, until)))
+        for user, _ in self.program.consumers().get(v.id, ()):
+            if user.index not in reads:  # a duplicate: it is there when the first is
+                twin = self.maker[self.duplicates[user.outs[0].id]]
+                reads[user.index] = reads.get(twin.index, (start, start))
         first = min(first, self.end)
         fluid = self.fusible[at] and not named
         return Lifetime(v, start, whole, first, last, kept, named, home=home, fluid=fluid, wanted=kept, reads=reads)
@@ -331,19 +331,19 @@ class _Walk:
         return self.spans[op.index][1] if op.name == "sbp.stack" else self._made(op, k)
 
     def _is_made_for(self, v: Value, user: Op, position: int) -> bool:
-        """Whether a product reads a value in a form of its own, which a kernel puts it in, as XLA for CPUs does.
+        """Whether a product or convolution reads a value in a form of its own, which a kernel puts it in, on CPUs.
 
-        What several readers want in one form is made once for all of them. A first operand may have to wait for other
-        results (``lower/order.py``): then it is in memory as it is.
+        What several readers want in one form is made once for all of them. What comes with results that are waited for
+        (``trace/order.py``) is in memory as it is.
         """
-        if self.device != "cpu" or not position or not self.fusible[self.maker[v.id].index]:
+        if self.device != "cpu" or not self.fusible[self.maker[v.id].index] or (v.id, user.index) in self.held:
             return False
         readers = self.readers.get(v.id, ())
         if len(readers) == 1:
             return False
         if v.id not in self.forms:
-            self.forms[v.id] = Counter([matrix_form(u, k) for u, k in readers])
-        form = matrix_form(user, position)
+            self.forms[v.id] = Counter([wanted_form(u, k) for u, k in readers])
+        form = wanted_form(user, position)
         return form is not None and self.forms[v.id][form] == 1
 
     def _read(
@@ -371,8 +371,10 @@ class _Walk:
             return made, made, True, None
         if self.device == "cpu" and user.name in REDUCTIONS:
             return when, when, inside, None
-        computes = user.name in COMPUTES and (alone or (self.on_gpu and user.name in REDUCTIONS))
-        return when, when, computes or self._is_made_for(v, user, position), None
+        if self._is_made_for(v, user, position):  # and what that is made of is gone when the others are put in form
+            before = max(start, when - 1)
+            return before, before, True, None
+        return when, when, user.name in COMPUTES and (alone or (self.on_gpu and user.name in REDUCTIONS)), None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""

@@ -14,6 +14,8 @@ LAPACK = frozenset("""
     cholesky eig eigh geqrf geqp3 hessenberg householder_product lu qr schur svd triangular_solve tridiagonal
 """.split())  # fmt: skip
 
+Form = tuple[tuple[int, ...], int]  # an order of dims, and how many make one
+
 
 @dataclass(slots=True)
 class Scratch:
@@ -21,6 +23,7 @@ class Scratch:
 
     ``early``: it is done with before the op's results are written. ``place``: a result of the program in whose buffer
     it is held as far as it fits (``Lifetime``). ``span``: the first and last node, where that is not the op alone.
+    ``pairs``: it is of each pair of what is split, so that a piece of a half of it takes a quarter.
     """
 
     side: str
@@ -29,18 +32,19 @@ class Scratch:
     early: bool = False
     place: Value | None = None
     span: tuple[int, int] | None = None
+    pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """``is_apart``: whether an operand lies in memory in a layout of its own, so that another one is a copy of it.
+    """``is_apart``: whether an op's operand lies in memory in a layout of its own, so that another is a copy of it.
     ``is_computed``: whether a product's kernel that puts an operand in form computes it, too.
     ``readers``: of each value, by id.
     ``is_result``: whether a value is written to the buffer of one of the program's results.
     """
 
     device: str
-    is_apart: Callable[[Value], bool]
+    is_apart: Callable[[Value, Op], bool]
     is_computed: Callable[[Value, Op, int], bool]
     readers: Mapping[int, Sequence[tuple[Op, int]]]
     is_result: Callable[[Value], bool]
@@ -62,12 +66,15 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
         # Rejection sampling in a loop for all elements, each with keys of its own (27 to 30 arrays, measured).
         yield Scratch("out", 0, 28.0 * op.outs[0].size_bytes)
     elif name.startswith("select_and_scatter"):
-        # The gradient of max pooling: a padded operand and, for every dimension, the position of each maximum,
-        # 4 bytes each (XLA: ``SelectAndScatterExpander``).
+        # The gradient of max pooling: an operand, if it is to be padded, and the maxima; for every dimension the
+        # position of each element and of each maximum, 4 bytes each (XLA: ``SelectAndScatterExpander``).
         out, source = op.outs[0], op.ins[0]
+        maxima, elements = math.prod(source.shape), math.prod(out.shape)
         padded = math.prod(n + a + b for n, (a, b) in zip(out.shape, op.params["padding"], strict=True))
-        indices = 4.0 * len(out.shape) * (padded + math.prod(source.shape))
-        yield Scratch("out", 0, padded * out.itemsize + indices)
+        copies = maxima + (padded if padded > elements else 0)
+        positions = 4.0 * len(out.shape) * (padded + maxima)
+        later = 0 if around.is_result(out) else out.size_bytes  # written where positions were
+        yield Scratch("out", 0, copies * out.itemsize + positions - later, early=True)
     elif name == "conv_general_dilated":
         yield from _convolution(op, around)
     elif name == "dot_general" and around.device == "cpu":
@@ -99,12 +106,24 @@ def reorders(op: Op, position: int) -> bool:
 
 
 def _convolution(op: Op, around: Around) -> Iterator[Scratch]:
-    """What does not lie as the kernels want it is copied (XLA: ``ConvCanonicalization``)."""
+    """What does not lie as the kernels want it is copied (XLA: ``ConvCanonicalization``).
+
+    On CPUs each group of a batch, of which a kernel's gradient has as many as its convolution has groups of features,
+    is convolved with all of the kernel. Then what belongs to another group is set to zero, and groups are added up
+    (``ConvolutionGroupConverter``).
+    """
     for k, x in enumerate(op.ins):
-        if isinstance(x, Value) and reorders(op, k) and around.is_apart(x):
+        if isinstance(x, Value) and reorders(op, k) and (around.is_apart(x, op) or around.is_computed(x, op, k)):
             yield Scratch("in", k, float(x.size_bytes))
-    if reorders(op, 2):
-        yield Scratch("out", 0, float(op.outs[0].size_bytes))
+    at, groups = op.index, op.params["batch_group_count"] if around.device == "cpu" else 1
+    result = float(op.outs[0].size_bytes)
+    if groups == 1:
+        if reorders(op, 2):
+            yield Scratch("out", 0, result)
+        return
+    yield Scratch("out", 0, groups * result, span=(at, at + 1), pairs=True)
+    if reorders(op, 2):  # operands are gone when that is put in order
+        yield Scratch("out", 0, groups * result, span=(at + 1, at + 1), pairs=True)
 
 
 def _product(op: Op, around: Around) -> Iterator[Scratch]:
@@ -118,11 +137,11 @@ def _product(op: Op, around: Around) -> Iterator[Scratch]:
         if form is None or not isinstance(x, Value):
             continue
         long = [d for d in form[0] if x.shape[d] > 1]
-        if around.is_computed(x, op, k) or (long != sorted(long) and around.is_apart(x)):
+        if around.is_computed(x, op, k) or (long != sorted(long) and around.is_apart(x, op)):
             yield Scratch("in", k, float(x.size_bytes))
 
 
-def matrix_form(op: Op, position: int) -> tuple[tuple[int, ...], int] | None:
+def matrix_form(op: Op, position: int) -> Form | None:
     """The order of dims in which a product makes a matrix of an operand, and how many are its rows, batch included.
 
     None for what is one, or a batch of them, already.
@@ -135,6 +154,14 @@ def matrix_form(op: Op, position: int) -> tuple[tuple[int, ...], int] | None:
         return None
     rows, columns = (contracted, free) if position else (free, contracted)
     return (*batch, *rows, *columns), len(batch) + len(rows)
+
+
+def wanted_form(op: Op, position: int) -> Form | None:
+    """The form in which a product or a convolution wants an operand, where it is another than the program's."""
+    if reorders(op, position):
+        numbers = op.params["dimension_numbers"]
+        return tuple(numbers.rhs_spec if position else numbers.lhs_spec), position
+    return matrix_form(op, position)
 
 
 def _ragged_product(op: Op) -> Iterator[Scratch]:
@@ -166,7 +193,7 @@ def _largest(op: Op, around: Around) -> Iterator[Scratch]:
                 size = 4.0 * math.prod(x.shape) - (0 if around.is_result(v) else v.size_bytes)
                 yield Scratch("in", 0, size)
         return
-    each = 4.0 if str(x.dtype) == "bfloat16" else float(x.itemsize) if around.is_apart(x) else 0.0
+    each = 4.0 if str(x.dtype) == "bfloat16" else float(x.itemsize) if around.is_apart(x, op) else 0.0
     yield Scratch("in", 0, (each + 4.0) * math.prod(x.shape))
 
 
@@ -179,7 +206,7 @@ def _running(op: Op, around: Around) -> Iterator[Scratch]:
     axis = op.params["axis"]
     if v.shape[axis] <= 16:
         return
-    if axis < len(v.shape) - 1 and isinstance(x, Value) and around.is_apart(x):
+    if axis < len(v.shape) - 1 and isinstance(x, Value) and around.is_apart(x, op):
         yield Scratch("in", 0, float(x.size_bytes), early=True)
     yield Scratch("out", 0, v.size_bytes / 15)
     if around.is_result(v):
@@ -196,7 +223,7 @@ def _linear_algebra(op: Op, around: Around) -> Iterator[Scratch]:
         if k == over:
             if around.is_result(op.outs[0]):
                 yield Scratch("out", 0, float(op.outs[0].size_bytes))
-        elif isinstance(x, Value) and len(x.shape) > 1 and around.is_apart(x):
+        elif isinstance(x, Value) and len(x.shape) > 1 and around.is_apart(x, op):
             yield Scratch("in", k, float(x.size_bytes), early=True)
     for k, v in enumerate(op.outs):
         if len(v.shape) > 1 and around.is_result(v) and (k or over is None):

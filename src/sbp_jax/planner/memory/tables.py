@@ -126,7 +126,8 @@ class Tables:
             if key not in self.tables:
                 v = (op.ins if item.side == "in" else op.outs)[item.position]
                 codes = [cluster.codes(s, op)[item.side == "out"][item.position] for s in cluster.strategies]
-                held = item.size_bytes * np.array([1.0 if c is None else self.model.share(v.shape, c) for c in codes])
+                parts = np.array([1.0 if c is None else self.model.share(v.shape, c) for c in codes])
+                held = item.size_bytes * parts ** (2 if item.pairs else 1)
                 self.tables[key] = Table("scratch of ", group, -1, np.where(held > room, held, 0.0), 1.0)
             self._add(key, group, -1, *(item.span or (at, at)), op.outs[0])
 

@@ -8,8 +8,7 @@ import pytest
 
 import sbp_jax as sbp
 from sbp_jax.calls import capture
-from sbp_jax.lower.order import waits
-from sbp_jax.trace import Graph, Structured
+from sbp_jax.trace import Graph, Structured, waits
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

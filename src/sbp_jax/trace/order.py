@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ..trace import Graph, Op, Structured, Value
+from .graph import Graph, Op, Structured, Value
 
 _PRODUCTS = frozenset(("dot_general", "ragged_dot_general", "conv_general_dilated"))
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"))
@@ -97,6 +97,21 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False, for_reductions: bool 
                 holds = tuple(i for i in read if last[i] < need.get(v.id, math.inf))
                 waiting.append(Early(v, holds, picks=op.name == "gather"))
     return found
+
+
+def held_back(graph: Graph, is_free: IsFree = lambda _: False) -> frozenset[tuple[int, int]]:
+    """What is in memory for an op because the op waits for other results together with it: the ids of values, the
+    indices of ops, those in bodies too. For results that would hold more than they take, whatever their signatures.
+    """
+    found: set[tuple[int, int]] = set()
+    waiting = waits(graph, is_free)
+    size = {x.id: x.size_bytes for op in graph.ops for x in op.reads} if waiting else {}
+    for k, op in enumerate(graph.ops):
+        if isinstance(op, Structured):
+            found.update(*(held_back(body, is_free) for body in op.bodies))
+        elif k in waiting and any(sum(size[i] for i in e.holds) > e.value.size_bytes for e in waiting[k].results):
+            found.add((waiting[k].through.id, op.index))
+    return frozenset(found)
 
 
 def _aside(op: Op, held: set[int], behind: Mapping[int, frozenset[int]], products: set[int]) -> Value | None:
