@@ -148,10 +148,21 @@ def _depthwise_gradient(w, x):
     return jax.grad(lambda w: jnp.sum(_convolved(x, w, groups=256) ** 2))(w)
 
 
+def _pooled(x):
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
 def _pooled_gradient(w, x):
+    return jax.grad(lambda w: jnp.sum(_pooled(_convolved(x, w)) ** 2))(w)
+
+
+def _batch_norm_gradient(w, x):
+    """The mean is subtracted for the variance and for the result: one value, to XLA."""
+
     def loss(w):
-        y = jax.lax.reduce_window(_convolved(x, w), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-        return jnp.sum(y * y)
+        y = _convolved(x, w)
+        y = jax.nn.relu((y - y.mean((0, 1, 2))) * jax.lax.rsqrt(y.var((0, 1, 2)) + 1e-5))
+        return jnp.sum(_pooled(y) ** 2)
 
     return jax.grad(loss)(w)
 
@@ -275,6 +286,7 @@ def _accepted_steps(x, w):
 
 
 _LAYER = {"x": f32(128, 128), "h": f32(128, 128), "z": f32(128, 128)}
+_PLACES = jax.ShapeDtypeStruct((32, 16, 128), jnp.int32)
 _GROUPS = {"in": f32(8, 64, 256), "out": f32(8, 256, 64)}
 _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f32(256, 16)}
 
@@ -293,6 +305,9 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (_rectified_convolutions_gradient, [[f32(3, 3, 16, 16)] * 8, f32(16, 16, 16, 16)]),
         (_depthwise_gradient, [f32(3, 3, 1, 256), f32(8, 8, 8, 256)]),
         (_pooled_gradient, [f32(3, 3, 4, 16), f32(32, 32, 32, 4)]),
+        (_batch_norm_gradient, [f32(3, 3, 4, 32), f32(32, 16, 16, 4)]),
+        (jax.grad(lambda x, i: jnp.sum(jnp.take_along_axis(jnp.sin(x), i, -1) ** 2)), [f32(32, 16, 128), _PLACES]),
+        (jax.grad(lambda x: jnp.sum(jnp.sort(jnp.sin(x), -1) * jnp.arange(64))), [f32(64, 16, 64)]),
         (_mlp_gradient, [f32(128, 128), f32(512, 128)]),
         (lambda x: jnp.resize(x, (128, 64, 64)) + 1, [f32(64, 64)]),
         (lambda x, w: jnp.resize(x, (64, 64, 32)) @ w * 0.5, [f32(32, 64), f32(32, 128)]),
@@ -319,7 +334,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (lambda x, y: jnp.tanh(jnp.einsum("ab,ac->abc", x, y)), [f32(64, 64), f32(64, 128)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution",
-         "rectified convolutions", "depthwise convolution", "pooled", "mlp",
+         "rectified convolutions", "depthwise convolution", "pooled", "batch norm", "taken along", "sorted", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
          "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from ...trace import Op, Program
+from ...trace import Op, Program, Value
 
 # Computed again by every reader. Everything else with several readers is computed once (XLA: ``IsExpensive``), but on
 # GPUs: there whatever is element-wise is computed again, by reductions too, since that moves less (XLA:
@@ -66,6 +66,16 @@ def concatenates_rows(op: Op) -> bool:
     v = op.outs[0]
     along_rows = op.params["dimension"] == len(v.shape) - 1
     return len(op.ins) > 8 or (along_rows and v.shape[-1] * v.itemsize >= 64 and v.size_bytes >= 2048)
+
+
+def reads_more(op: Op, maker: Mapping[int, Op]) -> bool:
+    """Whether computing an op again reads more than its result: two operands as large as that, or more.
+
+    A number broadcast to that shape is not read. ``maker``: what makes a value, by its id.
+    """
+    shape = op.outs[0].shape
+    large = [maker[x.id] for x in op.ins if isinstance(x, Value) and x.shape == shape]
+    return sum(m.name != "broadcast_in_dim" or m.ins[0].shape != () for m in large) > 1
 
 
 def moves_dims(op: Op) -> bool:

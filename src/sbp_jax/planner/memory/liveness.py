@@ -41,11 +41,12 @@ from .kernels import (
     is_gpu,
     is_reshaped,
     moves_dims,
+    reads_more,
 )
 from .lifetime import Lifetime
 from .places import Place, lodge
 from .replaced import copied_arguments, hold_copies
-from .scratch import LAPACK, Around, Form, Scratch, reorders, scratch, wanted_form
+from .scratch import LAPACK, Around, Form, Scratch, has_batch_dims, reorders, scratch, wanted_form
 from .widening import is_widened, widened
 from .zeros import Zeros, shared_zeros
 
@@ -105,7 +106,9 @@ class _Walk:
         # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
         self.when: list[int] = []
         self.when = self._schedule()
-        self.held = self._held_back() if device == "cpu" else frozenset[tuple[int, int]]()
+        self.held: Collection[tuple[int, int]] = ()
+        if device == "cpu":
+            self.held = held_back(program.graph, lambda op: bool(op.outs) and op.outs[0].id in free)
         self.wide = widened(program, device, self.when, self.spans, self.readers)
         self.latest = list(self.when)
         self.earliest = list(self.when)
@@ -165,9 +168,6 @@ class _Walk:
             when[op.index] = op.index
         return when
 
-    def _held_back(self) -> frozenset[tuple[int, int]]:
-        return held_back(self.program.graph, lambda op: bool(op.outs) and op.outs[0].id in self.free)
-
     def run(self) -> dict[int, Lifetime]:
         """Every value's life."""
         program = self.program
@@ -205,6 +205,8 @@ class _Walk:
 
         def is_apart(x: Value, user: Op) -> bool:
             op = maker[x.id]
+            while has_batch_dims(user) and self.alias[op.index] and op.reads:  # whatever its name
+                op = maker[op.reads[0].id]
             alone = len(self.readers.get(x.id, ())) == 1
             made_for_it = self.fusible[op.index] and (alone or self.repeats[op.index])
             is_held = (x.id, user.index) in self.held
@@ -232,7 +234,7 @@ class _Walk:
             return Lifetime(v, start, start, min(first, self.end), last, start - 1, fluid=True, reads=reads)
         named = self.alias[at]
         repeats = (self.fusible[at] and (alone or self.cheap[at])) or op.name in REPEATED
-        if repeats and not named and not all([fuses for _, _, fuses, _ in found]) and self._widens(op):
+        if repeats and not named and not all([fuses for _, _, fuses, _ in found]) and reads_more(op, self.maker):
             repeats = False
         if self.fusible[at] and v.shape:  # numbers take no room, and every kernel may compute them
             indexed = self._indexed(readers) if repeats else {}
@@ -310,15 +312,6 @@ class _Walk:
                 found[kernel] = found[kernel] | mine if kernel in found else mine
         return found
 
-    def _widens(self, op: Op) -> bool:
-        """Whether computing an op again reads more than its result: two operands as large as that, or more.
-
-        A number broadcast to that shape is not read.
-        """
-        shape = op.outs[0].shape
-        large = [self.maker[x.id] for x in op.ins if isinstance(x, Value) and x.shape == shape]
-        return sum(m.name != "broadcast_in_dim" or m.ins[0].shape != () for m in large) > 1
-
     def _made(self, op: Op, k: int) -> int:
         if op.index not in self.spans:
             return self.when[op.index]
@@ -374,7 +367,8 @@ class _Walk:
         if self._is_made_for(v, user, position):  # and what that is made of is gone when the others are put in form
             before = max(start, when - 1)
             return before, before, True, None
-        return when, when, user.name in COMPUTES and (alone or (self.on_gpu and user.name in REDUCTIONS)), None
+        computes = user.name in COMPUTES and (alone or (self.on_gpu and user.name in REDUCTIONS))
+        return when, when, computes or (position == 1 and has_batch_dims(user)), None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""

@@ -75,6 +75,8 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
         positions = 4.0 * len(out.shape) * (padded + maxima)
         later = 0 if around.is_result(out) else out.size_bytes  # written where positions were
         yield Scratch("out", 0, copies * out.itemsize + positions - later, early=True)
+    elif name.startswith("scatter") and has_batch_dims(op):
+        yield from _indices(op, around)
     elif name == "conv_general_dilated":
         yield from _convolution(op, around)
     elif name == "dot_general" and around.device == "cpu":
@@ -87,6 +89,24 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
         yield from _largest(op, around)
     elif name in LAPACK:
         yield from _linear_algebra(op, around)
+
+
+def has_batch_dims(op: Op) -> bool:
+    """Whether a gather or a scatter has indices for some dims, and others in which it goes along with its operand.
+
+    XLA makes indices of all (``BatchedGatherScatterNormalizer``), in a kernel that computes those of the program.
+    """
+    numbers = op.params["dimension_numbers"] if op.name == "gather" or op.name.startswith("scatter") else None
+    return numbers is not None and bool(numbers.operand_batching_dims)
+
+
+def _indices(op: Op, around: Around) -> Iterator[Scratch]:
+    """Indices of all dims. They take the place of what they are made of, where that is in memory for them alone."""
+    x = op.ins[1]
+    if isinstance(x, Value):
+        depth, more = x.shape[-1], len(op.params["dimension_numbers"].operand_batching_dims)
+        replaced = around.is_apart(x, op) and len(around.readers[x.id]) == 1
+        yield Scratch("in", 1, x.size_bytes * (more + (0 if replaced else depth)) / depth)
 
 
 def reorders(op: Op, position: int) -> bool:
