@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import sbp_jax as sbp
+from sbp_jax.calls import capture
 from sbp_jax.planner import make
 from sbp_jax.planner.costs.cost_graph import CostGraph
+from sbp_jax.planner.memory.duplicates import read_once
 from sbp_jax.planner.memory.zeros import shared_zeros
 from sbp_jax.planner.optimize.instance import instance_of
 from sbp_jax.trace import Value, build
@@ -146,25 +148,6 @@ def _rectified_convolutions_gradient(ws, x):
 def _depthwise_gradient(w, x):
     """XLA for CPUs computes the gradient of the kernel for each pair of channels."""
     return jax.grad(lambda w: jnp.sum(_convolved(x, w, groups=256) ** 2))(w)
-
-
-def _pooled(x):
-    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-
-
-def _pooled_gradient(w, x):
-    return jax.grad(lambda w: jnp.sum(_pooled(_convolved(x, w)) ** 2))(w)
-
-
-def _batch_norm_gradient(w, x):
-    """The mean is subtracted for the variance and for the result: one value, to XLA."""
-
-    def loss(w):
-        y = _convolved(x, w)
-        y = jax.nn.relu((y - y.mean((0, 1, 2))) * jax.lax.rsqrt(y.var((0, 1, 2)) + 1e-5))
-        return jnp.sum(_pooled(y) ** 2)
-
-    return jax.grad(loss)(w)
 
 
 def _mlp_gradient(w, x):
@@ -304,8 +287,6 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (_convolution_gradient, [f32(3, 3, 32, 64), f32(32, 32, 32, 32)]),
         (_rectified_convolutions_gradient, [[f32(3, 3, 16, 16)] * 8, f32(16, 16, 16, 16)]),
         (_depthwise_gradient, [f32(3, 3, 1, 256), f32(8, 8, 8, 256)]),
-        (_pooled_gradient, [f32(3, 3, 4, 16), f32(32, 32, 32, 4)]),
-        (_batch_norm_gradient, [f32(3, 3, 4, 32), f32(32, 16, 16, 4)]),
         (jax.grad(lambda x, i: jnp.sum(jnp.take_along_axis(jnp.sin(x), i, -1) ** 2)), [f32(32, 16, 128), _PLACES]),
         (jax.grad(lambda x: jnp.sum(jnp.sort(jnp.sin(x), -1) * jnp.arange(64))), [f32(64, 16, 64)]),
         (_mlp_gradient, [f32(128, 128), f32(512, 128)]),
@@ -334,7 +315,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (lambda x, y: jnp.tanh(jnp.einsum("ab,ac->abc", x, y)), [f32(64, 64), f32(64, 128)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution",
-         "rectified convolutions", "depthwise convolution", "pooled", "batch norm", "taken along", "sorted", "mlp",
+         "rectified convolutions", "depthwise convolution", "taken along", "sorted", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
          "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
@@ -363,6 +344,22 @@ def test_zeros_of_hidden_states_and_of_what_else_is_collected() -> None:
     assert is_carried(states.one) and states.beside is None
     assert not is_carried(others.one) and others.beside is states.one
     assert [z.beside for z in pairs[2:]] == [None] and pairs[2].one is states.other
+
+
+def test_what_is_computed_twice_is_one_value() -> None:
+    """In whatever shape the mean was taken: it is subtracted once."""
+
+    def twice(x):
+        mean = x.sum(0) / 8
+        return jnp.sin(x - mean), jnp.cos(x - x.sum(0, keepdims=True) / 8), x - 2 * mean
+
+    program, *_ = capture.trace(twice, (f32(8, 4),), {}, (), ())
+    readers, duplicates = read_once(program, [op.primitive is not None for op in program.nodes], ())
+    names = {v.id: op.name for op in program.nodes for v in op.outs}
+    shapes = {v.id: v.shape for op in program.nodes for v in op.outs}
+    ((second, first),) = [(a, b) for a, b in duplicates.items() if names[a] == "sub"]
+    assert names[first] == "sub" and shapes[first] == shapes[second] == (8, 4)
+    assert sorted(op.name for op, _ in readers[first]) == ["cos", "sin"]
 
 
 def test_projections_are_held_once() -> None:
