@@ -362,6 +362,17 @@ def test_what_is_computed_twice_is_one_value() -> None:
     assert sorted(op.name for op, _ in readers[first]) == ["cos", "sin"]
 
 
+def test_what_is_pinned_is_another_value() -> None:
+    """Its pieces may be others, so that what is computed of them is computed twice."""
+
+    def pinned(x):
+        return jnp.sin(x) * 2, jnp.sin(sbp.to_global(x, sbp="S(1)")) * 3
+
+    program, *_ = capture.trace(pinned, (f32(8, 4),), {}, (), ())
+    assert "sbp.pin" in {op.name for op in program.nodes}
+    assert not read_once(program, [op.primitive is not None for op in program.nodes], ())[1]
+
+
 def test_projections_are_held_once() -> None:
     """Queries, keys and values: as they were projected, or as the products want them, never both."""
 

@@ -76,6 +76,6 @@ def _told(x: Atom, of: Callable[[Value], _Elements], in_step: bool) -> Hashable:
 
 
 def _renames(op: Op, x: Value) -> bool:
-    """Whether a result has its operand's elements, in their order."""
+    """Whether a result has its operand's elements, in their order, and on the same devices: what is pinned may not."""
     same = op.name == "broadcast_in_dim" and math.prod(op.outs[0].shape) == math.prod(x.shape)
-    return same or (op.name in RENAMES and op.primitive is not None)
+    return same or (op.name in RENAMES and op.name != "sbp.pin")

@@ -97,8 +97,8 @@ def has_batch_dims(op: Op) -> bool:
 
     XLA makes indices of all (``BatchedGatherScatterNormalizer``), in a kernel that computes those of the program.
     """
-    numbers = op.params["dimension_numbers"] if op.name == "gather" or op.name.startswith("scatter") else None
-    return numbers is not None and bool(numbers.operand_batching_dims)
+    numbers = op.params.get("dimension_numbers") if op.name == "gather" or op.name.startswith("scatter") else None
+    return bool(getattr(numbers, "operand_batching_dims", ()))
 
 
 def _indices(op: Op, around: Around) -> Iterator[Scratch]:
