@@ -21,6 +21,7 @@ from sbp_jax.planner.optimize import program as solve_module
 from sbp_jax.planner.optimize.closing import Closing
 from sbp_jax.planner.optimize.presolve import Presolved, without_presolve
 from sbp_jax.planner.optimize.program import improve
+from sbp_jax.planner.optimize.smallest_limit import Smallest
 from sbp_jax.planner.optimize.sweep import sweep
 from zoo import mlp, resnet
 
@@ -288,6 +289,21 @@ def test_an_expert_is_the_answer_where_the_search_stops_short(
     monkeypatch.setattr(ilp, "search", in_vain)
     late = plan("ilp")
     assert late.objective <= best.objective * (1 + 1e-9) and late.bound <= late.objective
+
+
+def test_the_smallest_limit_of_a_family_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told: on GPT-3 that took two minutes."""
+
+    def in_vain(task: Task):
+        raise OutOfTime("no plan was found in time", 1.0)
+
+    monkeypatch.setattr(ilp, "search", in_vain)
+    monkeypatch.setattr(Smallest, "nearest", lambda *_: pytest.fail("it is looked for"))
+    case = mlp.build("tiny", dropout=0.0)
+    where = sbp.placement.abstract((8,), axis_names=("dp",), cluster="a100-80")
+    config = sbp.AutoParallelConfig(memory_limit=1000)
+    with pytest.raises(sbp.PlanError, match="in time"):
+        sbp.plan(case.step, case.abstract_state(), case.batch(0), placement=where, donate_argnums=0, config=config)
 
 
 def test_that_nothing_fits_is_not_a_matter_of_time() -> None:

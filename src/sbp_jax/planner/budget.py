@@ -98,7 +98,11 @@ class Budget:
     @property
     def small_gap(self) -> float:
         """The proven relative gap for which more work is not worth while, as of now."""
-        return max((gap for work, gap in self.stops if self.spent >= work), default=0.0)
+        return self.gap_after(0.0)
+
+    def gap_after(self, work: float) -> float:
+        """The same, once so much more is spent."""
+        return max((gap for at, gap in self.stops if self.spent + work >= at), default=0.0)
 
     def closes(self, cost: float, bound: float, gap: float) -> bool:
         """Whether a plan of this cost is good enough: by ``gap``, or by what more work is worth."""

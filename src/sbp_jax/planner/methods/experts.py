@@ -61,7 +61,9 @@ def _cheapest_of(task: Task, families: Mapping[str, Callable[[Task], Restriction
     for k, (words, rule) in enumerate(families.items()):
         if task.budget.over:
             break
-        alone = replace(task, budget=task.budget.share(min(1.0, _SHARE / (len(families) - k))))
+        budget = task.budget.share(min(1.0, _SHARE / (len(families) - k)))
+        # With a finite ``below`` a search that finds no plan ends there: the smallest limit of a family tells nothing.
+        alone = replace(task, budget=budget, below=min(task.below, IMPOSSIBLE))
         try:
             found = best_of_family(alone, rule(alone))
         except TooSmall:  # no plan of this family was found that fits
@@ -74,7 +76,6 @@ def _cheapest_of(task: Task, families: Mapping[str, Callable[[Task], Restriction
 def coarsest(task: Task) -> dict[str, Found | None]:
     """The best plan found that treats all axes as one, by what to call it; nothing where there is one axis."""
     for words, rule in _merged(task).items():
-        # With a finite ``below`` a search that finds no plan ends there, and does not look for the smallest limit.
         alone = replace(task, below=min(task.below, IMPOSSIBLE), patience=_PATIENT)
         try:
             return {words: best_of_family(alone, rule(alone))}

@@ -51,7 +51,8 @@ def new() -> Any:
 
 
 def run(solver: Any, budget: Budget, branching: bool, reserve_seconds: float = 0.0) -> bool:
-    """Go on until the program is solved or the budget is over; False where nothing is left, and nothing was run.
+    """Go on until the program is solved, its gap is small enough for the work that it took, or the budget is over; False
+    where nothing is left, and nothing was run.
 
     ``branching``: whether it has binaries. ``reserve_seconds`` of the clock, if there is a limit, are left.
     """
@@ -64,11 +65,12 @@ def run(solver: Any, budget: Budget, branching: bool, reserve_seconds: float = 0
     asked = [0]
     if branching:
         solver.setOptionValue("simplex_iteration_limit", _MOST_ITERATIONS)
-        most = budget.work_left / (_COLUMN_WORK * max(n_columns, 1))
+        each = _COLUMN_WORK * max(n_columns, 1)
+        most = budget.work_left / each
 
         def ask(kind: Any, words: str, out: Any, answer: Any, data: Any) -> None:
             asked[0] += 1
-            if asked[0] > most:
+            if asked[0] > most or out.mip_gap <= budget.gap_after(asked[0] * each):
                 answer.user_interrupt = True
 
         kind = highspy().cb.HighsCallbackType.kCallbackMipInterrupt
