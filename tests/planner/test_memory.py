@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import sbp_jax as sbp
@@ -371,6 +372,45 @@ def test_what_is_pinned_is_another_value() -> None:
     program, *_ = capture.trace(pinned, (f32(8, 4),), {}, (), ())
     assert "sbp.pin" in {op.name for op in program.nodes}
     assert not read_once(program, [op.primitive is not None for op in program.nodes], ())[1]
+
+
+@pytest.mark.parametrize(("divisor", "arrays"), [(8, 2), (7, 3)])
+def test_integers_are_divided_by_powers_of_two_in_each_kernel(divisor, arrays) -> None:
+    """What is left over is computed again by both that sort it. By another number it is computed once, and kept."""
+
+    def function(x):
+        y = x % divisor
+        return jnp.sort(y + 3).sum(axis=0) + jnp.sort(y * 5).sum(axis=0)
+
+    step = sbp.auto_parallel(function, placement=sbp.placement("cpu", range(1)))
+    x = jax.ShapeDtypeStruct((256, 256), jnp.int32)
+    m = step.lower(x).compile().memory_analysis()
+    xla = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes
+    plan = step.plan(x).memory_per_device
+    assert plan // (4 * 256 * 256) == arrays
+    assert 0.95 <= plan / xla <= 1.15
+
+
+def test_what_is_gathered_for_products_and_others_is_held_in_two_layouts() -> None:
+    """Products want the order of dims; the optimizer reads weights, to scale updates, as the collective leaves them."""
+    optimizer = optax.adafactor(1e-3)
+
+    def step(weights, state, x):
+        def loss(weights):
+            y = x
+            for w in weights:
+                y = y + jnp.tanh(y @ w)
+            return jnp.mean(y**2)
+
+        updates, state = optimizer.update(jax.grad(loss)(weights), state, weights)
+        return optax.apply_updates(weights, updates), state
+
+    weights = [f32(256, 256)] * 8
+    arguments = weights, jax.eval_shape(optimizer.init, weights), f32(512, 256)
+    planned = sbp.auto_parallel(step, placement=sbp.placement("cpu", range(8)), donate_argnums=(0, 1))
+    m = planned.lower(*arguments).compile().memory_analysis()
+    xla = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+    assert 0.95 <= planned.plan(*arguments).memory_per_device / xla <= 1.15
 
 
 def test_projections_are_held_once() -> None:

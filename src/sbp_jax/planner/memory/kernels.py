@@ -3,13 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from ...trace import Op, Program, Value
+import numpy as np
+
+from ...trace import Lit, Op, Program, Value
 
 # Computed again by every reader. Everything else with several readers is computed once (XLA: ``IsExpensive``), but on
 # GPUs: there whatever is element-wise is computed again, by reductions too, since that moves less (XLA:
 # ``PriorityFusion``; with that the transformers of ``benchmarks/gpu_compile.py`` take 0.93 to 1.11 of what XLA says,
 # before 1.13 to 1.49).
-CHEAP = frozenset("""
+_CHEAP = frozenset("""
     abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
     dynamic_slice eq expand_dims floor ge gt iota is_finite le lt max min mul ne neg not one_minus_square or pad
     reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice square
@@ -57,6 +59,17 @@ LONG = frozenset(("threefry2x32", "erf_inv", "digamma", "lgamma", "igamma"))
 def is_gpu(device: str) -> bool:
     """Whether a cluster's device, by its name, is compiled for by XLA for GPUs."""
     return device != "cpu" and not device.startswith("tpu")
+
+
+def is_cheap(op: Op, maker: Mapping[int, Op]) -> bool:
+    """Whether every reader computes it again. Integers are divided by a power of two with shifts and masks."""
+    if op.name not in ("div", "rem") or not np.issubdtype(op.outs[0].dtype, np.integer):
+        return op.name in _CHEAP
+    by = op.ins[1]
+    made = maker[by.id] if isinstance(by, Value) else None
+    # As ``jnp.remainder`` has it: 1 where the divisor is 0.
+    ways = [by] if made is None else made.ins[1:] if made.name == "select_n" else []
+    return bool(ways) and all([isinstance(x, Lit) and int(x.literal).bit_count() == 1 for x in ways])
 
 
 def concatenates_rows(op: Op) -> bool:

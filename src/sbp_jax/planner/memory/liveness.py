@@ -26,7 +26,6 @@ from .duplicates import read_once
 from .kernels import (
     ALIASES,
     BRANCHES,
-    CHEAP,
     COMPUTES,
     IN_PLACE,
     LONG,
@@ -38,6 +37,7 @@ from .kernels import (
     REPEATED,
     concatenates_rows,
     in_reductions,
+    is_cheap,
     is_gpu,
     is_reshaped,
     moves_dims,
@@ -93,13 +93,13 @@ class _Walk:
             for op, yes, alias in zip(nodes, pointwise(program, factors), self.alias, strict=True)
         ]
         self.on_gpu = is_gpu(device)
-        self.cheap = [
-            op.name in CHEAP or (self.on_gpu and fuses) for op, fuses in zip(nodes, self.fusible, strict=True)
-        ]
         self.spans = spans(program.graph)
         once = [fuses and not named for fuses, named in zip(self.fusible, self.alias, strict=True)]
         self.readers, self.duplicates = read_once(program, once, free)
         self.maker = {v.id: op for op in nodes for v in op.outs}
+        self.cheap = [
+            is_cheap(op, self.maker) or (self.on_gpu and fuses) for op, fuses in zip(nodes, self.fusible, strict=True)
+        ]
         self._rename()
         self.replacing = {program.output_ops[o].index for _, o in program.donated}
         self.homes = {op.index for op in program.output_ops}

@@ -4,18 +4,19 @@ What ``footprint.py`` says of copies and results, for one value after the other:
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ...rules.widen import B, Code
 from ...trace import Value
 from ..costs.assemble import Decisions
 from ..graph.clusters import OpCluster
+from .kernels import OF_LIBRARIES
 from .lifetime import Lifetime
 from .liveness import Liveness
+from .parts import Parts, is_cut_alike
 from .places import largest_free, smallest_free
 
 
@@ -38,6 +39,7 @@ class Table:
 
 # What hands values to a loop, as a whole or a slice in each of its steps.
 _OF_LOOPS = frozenset(("sbp.enter", "sbp.unstack"))
+_COPIES = frozenset(("slice", "smaller", "larger", "more", "moved", "gathered", "laid out", "padding"))
 # What of a value, its class, which of the values there, and the other end: its class or hub, which operand.
 _Key = tuple[Any, ...]
 
@@ -51,9 +53,7 @@ class Tables:
         self.clustering, self.groups, self.model = decisions.clustering, decisions.class_of, decisions.model
         self.hub_of = {(hub.source, hub.result): n for n, hub in decisions.hubs.items()}
         self.tables: dict[_Key, Table | None] = {}
-        self.codes: dict[object, tuple[Code, ...]] = {}
-        self.shares: dict[object, np.ndarray] = {}
-        self.pairs: dict[object, dict[str, np.ndarray]] = {}
+        self.parts = Parts(self.model)
         program = decisions.program
         self.program_end = len(program.nodes)
         replacing = {o for _, o in program.donated}
@@ -204,6 +204,27 @@ class Tables:
             self._add(("padding", *where), group, other, first, first, v)
         if hub is not None:
             self._more(group, k, hub, v, life, readers)
+            if not (into_loop or life.named or self.model.hardware.device.name != "cpu"):
+                self._laid_out(group, k, v, life, readers)
+
+    def _laid_out(self, group: int, k: int, v: Value, life: Lifetime, readers: Sequence[tuple[int, int, int]]) -> None:
+        """What is gathered for a product lies in the order of its dims, and for others as the collective leaves it.
+
+        An argument is gathered, too, where others read pieces of that.
+        """
+        products, others = [], []
+        for reader, at, index in readers:
+            first, until = self._times(life, index)
+            is_product = self.clustering.clusters[index].ops[0].name in OF_LIBRARIES
+            (products if is_product else others).append((until, first, reader, at))
+        if products:
+            start, last = min(first for _, first, _, _ in products), max(products)[0]
+            for until, _, reader, at in sorted(others):
+                end = min(until, last)
+                self._add(
+                    ("laid out" if life.resident else "gathered", group, k, reader, at), group, reader, start, end, v
+                )
+                start = max(start, end + 1)
 
     def _copied(self, group: int, k: int, v: Value, life: Lifetime) -> None:
         """The copy of a donated argument, where the node that it is made for reads the argument as it is.
@@ -304,19 +325,19 @@ class Tables:
         if what == "result":  # one that needs no decision is made as it leaves
             parts = [self.model.share(v.shape, s.ins[0]) if s.ins else s.share for s in cluster.strategies]
             return Table("result ", a, b, np.array(parts), factor)
-        made = self._codes((id(cluster.strategies), "out", k), lambda: [s.outs[k] for s in cluster.strategies])
+        made = self.parts.codes((id(cluster.strategies), "out", k), lambda: [s.outs[k] for s in cluster.strategies])
         if what == "own":
-            return Table("", a, b, self._shares(v.shape, made), factor)
+            return Table("", a, b, self.parts.shares(v.shape, made), factor)
         other, position = key[3], key[4]
         if what in ("zeros", "zeros beside", "beyond"):
             ways = representative[other].strategies
-            codes = self._codes((id(ways), "out", position), lambda: [s.outs[position] for s in ways])
-            own = self._shares(v.shape, made)[:, None]
+            codes = self.parts.codes((id(ways), "out", position), lambda: [s.outs[position] for s in ways])
+            own = self.parts.shares(v.shape, made)[:, None]
             if what == "beyond":
                 host = representative[other].outs[position]
-                held = own * (own * factor > self._shares(host.shape, codes)[None, :] * host.size_bytes)
+                held = own * (own * factor > self.parts.shares(host.shape, codes)[None, :] * host.size_bytes)
             else:
-                held = own * (_is_cut_alike(made, codes) == (what == "zeros"))
+                held = own * (is_cut_alike(made, codes) == (what == "zeros"))
             return Table("" if what == "beyond" else "zeros of ", a, b, held, factor) if held.any() else None
         if what == "more":
             made = hubs[key[5]].codes
@@ -324,89 +345,11 @@ class Tables:
             codes = hubs[other].codes
         else:
             ways = representative[other].strategies
-            codes = self._codes((id(ways), "in", position), lambda: [s.ins[position] for s in ways])
-        of = self._pairs(v.shape, made, codes).get(what)
+            codes = self.parts.codes((id(ways), "in", position), lambda: [s.ins[position] for s in ways])
+        of = self.parts.pairs(v.shape, made, codes).get(what)
         hub = hubs.get(key[5] if what == "more" else other)
         if of is not None and hub is not None and hub.sets:  # a choice of the hub's is several signatures held at once
             beyond = what == "more"
             of = np.stack([of[list(x)].min(axis=0) for x in hub.sets]) if beyond else hub.by_choice(of)
-        words = (
-            "boxed copies of " if what in ("slice", "smaller", "larger", "more", "moved", "gathered", "padding") else ""
-        )
+        words = "boxed copies of " if what in _COPIES else ""
         return None if of is None else Table(words, a, b, of, factor)
-
-    def _codes(self, key: object, make: Callable[[], list[Code]]) -> tuple[Code, ...]:
-        found = self.codes.get(key)
-        if found is None:
-            found = make()
-            found = self.codes[key] = self.codes.setdefault(tuple(found), tuple(found))
-        return found
-
-    def _padded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """What parts of a value depend on besides codes: its shape, where pieces may be padded."""
-        return shape if self.model.uneven else ()
-
-    def _shares(self, shape: tuple[int, ...], codes: tuple[Code, ...]) -> np.ndarray:
-        """The parts of a value that a device holds, by code."""
-        key = self._padded(shape), codes
-        found = self.shares.get(key)
-        if found is None:
-            found = self.shares[key] = np.array([self.model.share(shape, c) for c in codes])
-        return found
-
-    def _pairs(self, shape: tuple[int, ...], made: tuple[Code, ...], codes: tuple[Code, ...]) -> dict[str, np.ndarray]:
-        """By what is held: the parts, for a value made and boxed in any two of these codes. Not those all zero."""
-        key = self._padded(shape), made, codes
-        found = self.pairs.get(key)
-        if found is None:
-            number: dict[Code, int] = {}
-            left = np.array([number.setdefault(c, len(number)) for c in made])[:, None]
-            right = np.array([number.setdefault(c, len(number)) for c in codes])[None, :]
-            own, copy = self._shares(shape, made)[:, None], self._shares(shape, codes)[None, :]
-            same = left == right
-            cut = ~same & _is_slice(made, codes)
-
-            def padded(of: tuple[Code, ...], parts: np.ndarray) -> np.ndarray:
-                return parts * np.array([self.model.pieces(c) for c in of]).reshape(parts.shape) > 1 + 1e-9
-
-            smaller, larger = ~same & ~cut & (copy <= own), ~same & ~cut & (copy > own)
-            every = {
-                "same": same * own, "source of smaller": smaller * own, "source of larger": larger * own,
-                "smaller": smaller * copy, "larger": larger * copy, "more": ~same * copy,
-                "slice": cut * copy, "source of slice": cut * own,
-                "moved": smaller * (_rearranged(made, codes) | padded(made, own) | padded(codes, copy)) * own,
-                "gathered": larger * _outermost(made, codes) * copy,
-                "padding": larger * padded(made, own) * copy,
-            }  # fmt: skip
-            found = self.pairs[key] = {what: m for what, m in every.items() if m.any()}
-        return found
-
-
-def _is_cut_alike(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
-    """Where pieces have the same shape in memory: a partial value is as large as a whole one."""
-    left, right = np.maximum(made, B)[:, None, :], np.maximum(codes, B)[None, :, :]
-    return (left == right).all(axis=-1)
-
-
-def _is_slice(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
-    """Where a copy is a slice of what the device has: nothing is sent."""
-    left, right = np.array(made)[:, None, :], np.array(codes)[None, :, :]
-    return ((left == right) | ((left == B) & (right >= 0))).all(axis=-1)
-
-
-def _outermost(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
-    """Where what is gathered has the gathered dim outermost in memory, which it is not in the program: on its way into
-    a loop it is copied, other kernels read it as it is.
-    """
-    left, right = np.array(made)[:, None, :], np.array(codes)[None, :, :]
-    return ((left > 0) & (right == B)).any(axis=-1)
-
-
-def _rearranged(made: tuple[Code, ...], codes: tuple[Code, ...]) -> np.ndarray:
-    """Where a collective wants its operand in an order of its own: all pieces that one device is sent side by side.
-
-    Reducing and scattering along any dim but the first, and exchanging one split for another (XLA: collectives along
-    other dims get a layout in which that dim is the slowest).
-    """
-    left, right = np.array(made)[:, None, :], np.array(codes)[None, :, :]
-    return (((left < B) & (right > 0)) | ((left >= 0) & (right >= 0) & (left != right))).any(axis=-1)
