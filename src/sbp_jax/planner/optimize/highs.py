@@ -51,8 +51,9 @@ def new() -> Any:
 
 
 def run(solver: Any, budget: Budget, branching: bool, reserve_seconds: float = 0.0) -> bool:
-    """Go on until the program is solved, its gap is small enough for the work that it took, or the budget is over; False
-    where nothing is left, and nothing was run.
+    """Go on until the program is solved, its gap is small enough for the work that it took, or the budget is over.
+
+    False where nothing is left, and nothing was run.
 
     ``branching``: whether it has binaries. ``reserve_seconds`` of the clock, if there is a limit, are left.
     """
