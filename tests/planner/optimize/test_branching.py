@@ -53,14 +53,14 @@ class Case:
 
     def branching(self) -> Branching:
         return Branching(self.problem, lambda _: self.held, self.limit, self.unit, self.plans, [0], self.offer,
-                         lambda _: None, self.aim)  # fmt: skip
+                         lambda _: None, self.aim, lambda: 1e-6)  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_branches_prove_what_prices_leave_open(seed: int) -> None:
     case = Case(seed)
     assert case.aim() != case.cheapest
-    bound = case.branching().run(case.free, {0: 0.3 * case.unit}, 1e-6, Budget())
+    bound = case.branching().run(case.free, {0: 0.3 * case.unit}, Budget())
     assert case.at_any_price < 0.995 * case.cheapest
     assert case.aim() == pytest.approx(case.cheapest, rel=1e-6)
     assert 0.998 * case.cheapest < bound <= case.cheapest * (1 + 1e-9)
@@ -69,7 +69,7 @@ def test_branches_prove_what_prices_leave_open(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_without_branches_the_bound_is_that_of_the_best_prices(seed: int) -> None:
     case = Case(seed)
-    whole = case.branching().undivided(case.free, {0: 0.3 * case.unit}, 1e-6, Budget(), 1.0)
+    whole = case.branching().undivided(case.free, {0: 0.3 * case.unit}, Budget(), 1.0)
     assert 0.99 * case.at_any_price < whole.bound <= 1.001 * case.at_any_price
     # Its prices are those that prove it.
     (price,) = whole.prices.values()
@@ -77,12 +77,14 @@ def test_without_branches_the_bound_is_that_of_the_best_prices(seed: int) -> Non
     least = min(case.problem.evaluate(c) + price * (case.held.evaluate(c) - case.limit) for c in every)
     assert whole.bound <= least * (1 + 1e-9)
     # Nothing is done where nothing may be spent.
-    assert case.branching().undivided(case.free, {0: 1.0}, 1e-6, Budget(work=0.0), 1.0).prices == {0: 1.0}
+    assert case.branching().undivided(case.free, {0: 1.0}, Budget(work=0.0), 1.0).prices == {0: 1.0}
 
 
 def test_a_branch_without_a_plan_has_no_bound() -> None:
     problem, held = indivisible(0)
     problem.edges[0, 1] = np.where(np.equal.outer([0, 0, 1, 1], [0, 0, 1, 1]), 0.0, 1e6)
-    branching = Branching(problem, lambda _: held, 10.0, 1.0, [], [0], lambda _: None, lambda _: None, lambda: np.inf)
+    branching = Branching(
+        problem, lambda _: held, 10.0, 1.0, [], [0], lambda _: None, lambda _: None, lambda: np.inf, float
+    )
     none = Branch({0: np.array([1, 1, 0, 0], bool), 1: np.array([0, 0, 1, 1], bool)}, 0.0, {})
-    assert branching.raised(none, {}, 0.0, Budget()).bound == np.inf
+    assert branching.raised(none, {}, Budget()).bound == np.inf

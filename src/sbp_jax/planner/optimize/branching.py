@@ -56,8 +56,9 @@ class Branching:
     """Branches of a problem whose plans hold at most ``limit`` bytes at the ``points``.
 
     ``bytes_at`` gives the bytes at a point, ``unit`` the order of prices (seconds a byte), ``aim`` the seconds of the
-    best plan known. ``offer`` is given each branch's cheapest plans and adds them to ``plans``, and points where they
-    overflow to ``points``; ``meet`` is given other plans that are met.
+    best plan known, ``enough`` the gap to it that is small enough as of now. ``offer`` is given each branch's cheapest
+    plans and adds them to ``plans``, and points where they overflow to ``points``; ``meet`` is given other plans that
+    are met.
     """
 
     problem: CostGraph
@@ -69,13 +70,14 @@ class Branching:
     offer: Callable[[Sequence[int]], object]
     meet: Callable[[Sequence[int]], object]
     aim: Callable[[], float]
+    enough: Callable[[], float]
 
-    def run(self, bound: float, prices: dict[int, float], gap: float, budget: Budget) -> float:
+    def run(self, bound: float, prices: dict[int, float], budget: Budget) -> float:
         """Divide branches until the gap is closed or the budget is over; the bound of all plans."""
         waiting, done = [Branch({}, bound, prices)], np.inf
         while True:
             proven = min([self.aim(), done, *(b.bound for b in waiting)])
-            if not waiting or budget.over or budget.closes(self.aim(), proven, gap):
+            if not waiting or budget.over or budget.closes(self.aim(), proven, self.enough()):
                 return proven
             branch = waiting.pop(min(range(len(waiting)), key=lambda k: (waiting[k].bound, k)))
             halves = self._halves(branch)
@@ -84,30 +86,26 @@ class Branching:
                 if found is None or branch.level > _HIGHEST:
                     done = min(done, branch.bound)
                 else:
-                    waiting.append(self.raised(branch, found, gap, budget))
+                    waiting.append(self.raised(branch, found, budget))
                 continue
             n, first = halves
             before = branch.allowed.get(n, np.ones(len(first), bool))
             for half in (first & before, ~first & before):
                 if half.any():
                     child = replace(branch, allowed=branch.allowed | {n: half})
-                    waiting.append(self.raised(child, branch.prices, gap, budget))
+                    waiting.append(self.raised(child, branch.prices, budget))
 
-    def undivided(
-        self, bound: float, prices: dict[int, float], gap: float, budget: Budget, seconds: float
-    ) -> Branch:  # fmt: skip
+    def undivided(self, bound: float, prices: dict[int, float], budget: Budget, seconds: float) -> Branch:
         """The problem as it is, with the best prices that the budget leads to; ``seconds`` of work for a solution."""
         whole = Branch({}, bound, prices)
-        while not budget.over and not budget.closes(self.aim(), whole.bound, gap) and whole.level <= _HIGHEST:
+        while not budget.over and not budget.closes(self.aim(), whole.bound, self.enough()) and whole.level <= _HIGHEST:
             found = self._next_prices(whole)
             if found is None:
                 break
-            whole = self.raised(whole, found, gap, budget, seconds)
+            whole = self.raised(whole, found, budget, seconds)
         return whole
 
-    def raised(
-        self, branch: Branch, prices: dict[int, float], gap: float, budget: Budget, seconds: float = _SECONDS
-    ) -> Branch:
+    def raised(self, branch: Branch, prices: dict[int, float], budget: Budget, seconds: float = _SECONDS) -> Branch:
         """A branch with better prices, beginning at some."""
         nodes = list(self.problem.nodes)
         for n, mask in branch.allowed.items():
@@ -133,7 +131,7 @@ class Branching:
             met = tuple(solution.choice) in known
             branch = replace(branch, level=0.5 * (1.0 + branch.level) if met else LEVEL)
             self.offer(solution.choice)
-            if budget.closes(self.aim(), branch.bound, gap):
+            if budget.closes(self.aim(), branch.bound, self.enough()):
                 break
             found = self._next_prices(branch)
             if found is None:

@@ -218,7 +218,7 @@ class Fitting:
         if self.best is None or is_tiny or not (self.prices and self._may_branch) or self._is_over():
             return
         some = self.goal.budget.some(_BRANCH_SECONDS * max(1.0, self.goal.patience), part=_BRANCH_PART)
-        proven = self._branching(self._offer).run(self.bound, self.prices, self._enough, some)
+        proven = self._branching(self._offer).run(self.bound, self.prices, some)
         self.bound = max(self.bound, proven)
 
     @property
@@ -230,7 +230,7 @@ class Fitting:
     def _branching(self, offer: Callable[[Sequence[int]], object]) -> Branching:
         unit = self.free.objective / self.limit
         return Branching(self.goal.problem, self._bytes_at, self.limit, unit, self.plans, self.points, offer,
-                         self._meet, lambda: self._aim)  # fmt: skip
+                         self._meet, lambda: self._aim, lambda: self._enough)  # fmt: skip
 
     def _raise_bound(self) -> None:
         """More rounds at the prices that promise the best bound, and plans put together from what these lead to."""
@@ -240,7 +240,7 @@ class Fitting:
             self._offer(choice)
             self._combine(some)
 
-        whole = self._branching(offer).undivided(self.bound, self.prices, self._enough, some, _RELAXED_SECONDS)
+        whole = self._branching(offer).undivided(self.bound, self.prices, some, _RELAXED_SECONDS)
         self.bound, self.prices = whole.bound, whole.prices
 
     @property

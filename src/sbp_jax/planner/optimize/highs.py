@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import SbpError
-from ..budget import Budget
+from ..budget import WORK_A_SECOND, Budget
 
 # Work: of a simplex iteration for each row; of the search with binaries for each column, each time that HiGHS asks
 # whether to go on (it tells nothing finer; measured: 8 to 12 microseconds a column). What a run takes at least.
@@ -17,6 +17,8 @@ _ROW_WORK = 1.5
 _COLUMN_WORK = 1_600.0
 _RUN_WORK = 200_000.0
 _MOST_ITERATIONS = 2**31 - 1
+# Branching goes on so long for the gap that it began with: most often that is soon closed.
+_LONG = WORK_A_SECOND
 
 
 def highspy() -> ModuleType:
@@ -71,7 +73,8 @@ def run(solver: Any, budget: Budget, branching: bool, reserve_seconds: float = 0
 
         def ask(kind: Any, words: str, out: Any, answer: Any, data: Any) -> None:
             asked[0] += 1
-            if asked[0] > most or out.mip_gap <= budget.gap_after(asked[0] * each):
+            work = asked[0] * each
+            if asked[0] > most or (work > _LONG and out.mip_gap <= budget.gap_after(work)):
                 answer.user_interrupt = True
 
         kind = highspy().cb.HighsCallbackType.kCallbackMipInterrupt
