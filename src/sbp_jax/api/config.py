@@ -43,8 +43,8 @@ class AutoParallelConfig:
         effort: how much work the search may do, counted and not timed: the same program, options and versions give the
             same plan and the same proven gap on a busy machine as on an idle one. "quick": within 1 % is enough, a few
             seconds. "default": within 0.1 % is enough, after the work of about half a second within 1 %, and after
-            that of 8 seconds within 2 %; where memory is short it may leave more open (``plan.optimality_gap``). "thorough": until
-            proven optimal (to ``gap``), however long that takes; give ``time_limit`` with it.
+            that of 8 seconds within 2 %; where memory is short it may leave more open (``plan.optimality_gap``).
+            "thorough": until proven optimal (to ``gap``), however long that takes; give ``time_limit`` with it.
         gap: stop when the proven relative gap is at most this.
         memory_limit: bytes per device, a number or text such as "40GB" (10^9) or "40GiB" (2^30), firm: where no plan
             meets it, that is an error. None: the device's less a tenth; where no plan meets that, the cheapest plan is
