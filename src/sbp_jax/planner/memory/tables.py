@@ -61,6 +61,8 @@ class Tables:
         self.smallest = self._smallest_results()
         self.places = sorted(found.places, key=lambda place: self.smallest[place.result.id])
         self.place_bytes = [self.smallest[place.result.id] for place in self.places]
+        # Of what is larger no piece fits into any of them.
+        self.most_placed = math.prod(self.model.axis_sizes) * max(self.place_bytes, default=0.0)
         self.made_at = {v.id: (self.groups[c.index], k) for c in self.clustering.clusters for k, v in enumerate(c.outs)}
         self.readers: dict[int, list[tuple[int, int, int]]] = {}
         for cluster in self.clustering.clusters:
@@ -279,7 +281,7 @@ class Tables:
 
         Whether they are there is up to the plan: the buffer is taken all the same.
         """
-        if start > end:
+        if start > end or v.size_bytes > self.most_placed:
             return 0.0
         moments = 2 * start + 1, 2 * end + 1
         k = smallest_free(self.places, self.place_bytes, v.size_bytes, *moments)
