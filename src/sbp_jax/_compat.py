@@ -19,8 +19,6 @@ _DIFFERENTIATING = ("JVPTracer", "LinearizeTracer")
 # Traces that compute as they go, on what the trace around them computes with.
 _EAGER_TRANSFORMS = ("JVPTrace", "LinearizeTrace", "BatchTrace")
 
-_RUNS_OUT_OF_THREADS = jax.__version_info__ < (0, 12)
-
 _PIPELINED = ("all_gather", "all_reduce", "reduce_scatter")
 
 # Who is told of every run, and what they are told: the program's name, and what prints its compiled text.
@@ -324,14 +322,15 @@ def process_of_coordination() -> tuple[int, int]:
 
 
 def cannot_run_ahead(devices: Iterable[Any]) -> bool:
-    """Whether a program with collectives between these devices must end before the host starts the next.
+    """Whether a program of these devices must end before the host starts the next.
 
-    So on CPUs before JAX 0.12. A device takes 32 programs at a time, and what would start one more waits for its turn
-    in a thread of the pool that runs the collectives. Once the host is so far ahead no thread may be left for the last
-    device of a collective, and all wait for ever (one process of 8 devices, or 4 of 2, on a machine of 2 cores).
+    So on several devices of a CPU (JAX 0.10 to 0.12). A device takes 32 programs at a time, and what would start one
+    more waits for its turn in a thread of the pool that the programs need. Once hosts are so far ahead no thread may be
+    left for the programs that they wait for, and all wait for ever: where several threads start programs, and before
+    JAX 0.12 where one starts some with collectives (8 devices in one process, or 2 in each of 4, on 2 cores).
     """
     first, *others = devices
-    return _RUNS_OUT_OF_THREADS and bool(others) and first.platform == "cpu"
+    return bool(others) and first.platform == "cpu"
 
 
 def backends_are_started() -> bool:

@@ -168,6 +168,26 @@ def test_eager_ops_and_modules() -> None:
     assert at_once(work) == [8 * 8 * 4.0 * (k + 1) for k in range(THREADS)]
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_many_programs_at_once_end(is_eager: bool) -> None:
+    """Threads starting programs faster than simulated devices run them fill XLA's pool of threads, and stood still."""
+
+    def more(x):
+        return x + 1
+
+    placed = sbp.tensor(np.zeros(1 << 18, np.float32), placement=PLACES[0], sbp=sbp.split(0))
+    x, run = (placed, more) if is_eager else (placed.storage, sbp.auto_parallel(more, placement=PLACES[0]))
+
+    def work(k: int) -> Any:
+        value = x
+        for _ in range(200):
+            value = run(value)
+        return value
+
+    for value in at_once(work):
+        np.testing.assert_array_equal(value.numpy() if is_eager else value, 200)
+
+
 @pytest.mark.parametrize("runs", [True, False])
 def test_the_garbage_collector_runs_again_after_the_last_block(runs: bool) -> None:
     first_in, second_in, first_out = threading.Event(), threading.Event(), threading.Event()

@@ -101,7 +101,7 @@ def step_for(
     is_shown = looks_for_nans() and all([s.is_plain for s in taken[:n]])
     plain = (lambda *xs: fn(*xs[:n])) if is_shown else None
     jitted = on_storages(local_function(program, plan), taken, specs, plan.function, plain)
-    waits = plan.bytes_on_wire > 0 and cannot_run_ahead(where.mesh.devices.flat)
+    waits = cannot_run_ahead(where.mesh.devices.flat)
     return Step(jitted, specs, tree, plan, constants, tree == _LEAF, waits)
 
 
@@ -114,7 +114,7 @@ def boxing_step(src: Spec, dst: Signature) -> Step:
     def box(x: Any) -> list[Any]:
         return [boxing.apply(route, x, where.axis_names)]
 
-    waits = route.bytes > 0 and cannot_run_ahead(where.mesh.devices.flat)
+    waits = cannot_run_ahead(where.mesh.devices.flat)
     return Step(on_storages(box, [src], [spec], "to_global"), (spec,), _LEAF, route, (), True, waits)
 
 
