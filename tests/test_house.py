@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "sbp_jax"
 MAX_LINES = 600
 
 # Importable by every room, importing none.
-GROUND = {"errors", "_compat", "paths", "differences"}
+GROUND = {"errors", "_compat", "ahead", "paths", "differences"}
 
 # room -> the rooms it may import; it may also import what those may.
 ROOMS: dict[str, set[str]] = {

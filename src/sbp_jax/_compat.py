@@ -5,7 +5,7 @@ import inspect
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -319,18 +319,6 @@ def process_of_coordination() -> tuple[int, int]:
     from jax._src import distributed
 
     return distributed.global_state.process_id, distributed.global_state.num_processes
-
-
-def cannot_run_ahead(devices: Iterable[Any]) -> bool:
-    """Whether a program of these devices must end before the host starts the next.
-
-    So on several devices of a CPU (JAX 0.10 to 0.12). A device takes 32 programs at a time, and what would start one
-    more waits for its turn in a thread of the pool that the programs need. Once hosts are so far ahead no thread may be
-    left for the programs that they wait for, and all wait for ever: where several threads start programs, and before
-    JAX 0.12 where one starts some with collectives (8 devices in one process, or 2 in each of 4, on 2 cores).
-    """
-    first, *others = devices
-    return bool(others) and first.platform == "cpu"
 
 
 def backends_are_started() -> bool:

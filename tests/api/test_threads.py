@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import sbp_jax as sbp
+from sbp_jax import ahead
 from sbp_jax.boxing import matrix
 from sbp_jax.cluster import CPU
 from sbp_jax.signature import Signature
@@ -36,9 +37,9 @@ def often_interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def at_once(work: Callable[[int], Any]) -> list[Any]:
-    """``work(k)`` in eight threads that begin together; its results, or the first error."""
-    begin, results, errors = threading.Barrier(THREADS), {}, []
+def at_once(work: Callable[[int], Any], n: int = THREADS) -> list[Any]:
+    """``work(k)`` in ``n`` threads that begin together; its results, or the first error."""
+    begin, results, errors = threading.Barrier(n), {}, []
 
     def run(k: int) -> None:
         try:
@@ -47,7 +48,7 @@ def at_once(work: Callable[[int], Any]) -> list[Any]:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(k,), daemon=True) for k in range(THREADS)]
+    threads = [threading.Thread(target=run, args=(k,), daemon=True) for k in range(n)]
     for t in threads:
         t.start()
     for t in threads:
@@ -55,7 +56,7 @@ def at_once(work: Callable[[int], Any]) -> list[Any]:
     assert not any(t.is_alive() for t in threads), "threads wait for each other"
     if errors:
         raise errors[0]
-    return [results[k] for k in range(THREADS)]
+    return [results[k] for k in range(n)]
 
 
 def step(w, x):
@@ -169,7 +170,8 @@ def test_eager_ops_and_modules() -> None:
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
-def test_many_programs_at_once_end(is_eager: bool) -> None:
+@pytest.mark.parametrize("n", [THREADS, 64])
+def test_many_programs_at_once_end(n: int, is_eager: bool) -> None:
     """Threads starting programs faster than simulated devices run them fill XLA's pool of threads, and stood still."""
 
     def more(x):
@@ -180,12 +182,28 @@ def test_many_programs_at_once_end(is_eager: bool) -> None:
 
     def work(k: int) -> Any:
         value = x
-        for _ in range(200):
+        for _ in range(1600 // n):
             value = run(value)
         return value
 
-    for value in at_once(work):
-        np.testing.assert_array_equal(value.numpy() if is_eager else value, 200)
+    for value in at_once(work, n):
+        np.testing.assert_array_equal(value.numpy() if is_eager else value, 1600 // n)
+
+
+def test_a_program_may_wait_for_another_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a host callback that runs one: all turns may be taken by programs that wait for such."""
+    monkeypatch.setattr(ahead, "_AT_ONCE", threading.Semaphore(1))
+    monkeypatch.setattr(ahead, "_TURN_SECONDS", 0.2)
+    found = []
+
+    def outer(x):
+        other = threading.Thread(target=lambda: found.append(ahead.to_its_end(jnp.add, x, 1)), daemon=True)
+        other.start()
+        other.join(60)
+        return ahead.to_its_end(jnp.add, found[0], 1)
+
+    assert ahead.to_its_end(outer, 1) == 3 and ahead.to_its_end(outer, 2) == 3
+    assert ahead._AT_ONCE.acquire(blocking=False) and not ahead._AT_ONCE.acquire(blocking=False)
 
 
 @pytest.mark.parametrize("runs", [True, False])

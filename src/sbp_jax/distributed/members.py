@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._compat import cannot_run_ahead, within_mesh
+from .._compat import within_mesh
+from ..ahead import cannot_run_ahead, to_its_end
 from ..errors import ProcessError, SbpError
 from ..placement import Placement
 from ..processes import store
@@ -54,11 +55,10 @@ def run(kernel: Kernel, group: Group, x: Any, timeout_seconds: float, check: boo
             agree(_told(kernel, group, given), here.processes, timeout_seconds, error)
         if error:
             raise error
-        results = _compiled(kernel, group.placement, given.tensors[0].ndim == 0)(
-            _one_array(group.placement, given.tensors, here)
-        )
-        if cannot_run_ahead(group.placement.mesh.devices.flat):
-            jax.block_until_ready(results)
+        collective = _compiled(kernel, group.placement, given.tensors[0].ndim == 0)
+        whole = _one_array(group.placement, given.tensors, here)
+        waits = cannot_run_ahead(group.placement.mesh.devices.flat)
+        results = to_its_end(collective, whole) if waits else collective(whole)
     return _handed_back(kernel, group, here, given, results)
 
 

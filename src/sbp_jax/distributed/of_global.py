@@ -6,7 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._compat import cannot_run_ahead, is_tracer
+from .._compat import is_tracer
+from ..ahead import cannot_run_ahead
 from ..errors import PlacementError, SbpError
 from ..shardings import PlacementLike, placement_for
 from ..signature import Broadcast, Partial, Signature, Split

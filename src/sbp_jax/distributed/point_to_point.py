@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from .._compat import cannot_run_ahead, is_tracer, is_tracing, within_mesh
+from .._compat import is_tracer, is_tracing, within_mesh
+from ..ahead import cannot_run_ahead, to_its_end
 from ..errors import ProcessError, SbpError
 from ..processes import start_devices, store
 from ..shardings import PlacementLike
@@ -250,9 +251,8 @@ def _move(pair: Pair, x: jax.Array) -> jax.Array:
     sharding, jitted = _mover(*pair.devices)
     with lock():
         whole = jax.make_array_from_single_device_arrays((2 * piece.shape[0], *piece.shape[1:]), sharding, [piece])
-        moved = jitted(whole).addressable_shards[0].data
-        if cannot_run_ahead(pair.devices):
-            moved.block_until_ready()
+        arrived = to_its_end(jitted, whole) if cannot_run_ahead(pair.devices) else jitted(whole)
+        moved = arrived.addressable_shards[0].data
     return moved.reshape(shape) if moved.shape != shape else moved
 
 

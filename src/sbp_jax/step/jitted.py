@@ -9,7 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._compat import cannot_run_ahead, is_staging, looks_for_nans, trace_context
+from .._compat import is_staging, looks_for_nans, trace_context
+from ..ahead import cannot_run_ahead, to_its_end
 from ..calls import values
 from ..errors import PlanError
 from ..lower import global_function, local_function, named_function, on_mesh
@@ -66,8 +67,7 @@ class LoweredStep:
 
     def run(self, *arguments: Any) -> Any:
         """One run of ``jitted``."""
-        results = self.jitted(*arguments)
-        return jax.block_until_ready(results) if self.waits else results
+        return to_its_end(self.jitted, *arguments) if self.waits else self.jitted(*arguments)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """What the jitted functions take."""

@@ -20,7 +20,8 @@ import numpy as np
 
 from .. import boxing
 from .. import cluster as clusters
-from .._compat import cannot_run_ahead, is_staging, looks_for_nans, opened, refuse_nans, traced, without_nan_checks
+from .._compat import is_staging, looks_for_nans, opened, refuse_nans, traced, without_nan_checks
+from ..ahead import cannot_run_ahead, to_its_end
 from ..errors import PlacementError, SbpError
 from ..lower import local_function, on_mesh
 from ..pieces import is_even
@@ -222,8 +223,8 @@ def _told(p: Placement) -> str:
 def invoke(step: Step, storages: Sequence[Any], name: Any) -> Any:
     """Run a step; a donated or deleted operand is an error of its own. ``name``: of the function, or itself."""
     try:
-        results = step.jitted(*storages, *step.constants)
-        return jax.block_until_ready(results) if step.waits else results
+        arguments = *storages, *step.constants
+        return to_its_end(step.jitted, *arguments) if step.waits else step.jitted(*arguments)
     except (RuntimeError, ValueError) as error:
         if "deleted" in str(error) or "donated" in str(error):
             raise SbpError(

@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .. import boxing
-from .._compat import cannot_run_ahead, is_tracer
+from .._compat import is_tracer
+from ..ahead import cannot_run_ahead, to_its_end
 from ..errors import PlacementError
 from ..placement import Placement
 from ..signature import Partial, Signature, Split, broadcast
@@ -132,9 +133,7 @@ def _exchanged(
     stacked = jax.make_array_from_single_device_arrays(
         (len(devices), *exchange.src_shape), NamedSharding(mesh, PartitionSpec("devices")), buffers, dtype=dtype
     )
-    arrived = run(stacked)
-    if cannot_run_ahead(devices):
-        arrived.block_until_ready()
+    arrived = to_its_end(run, stacked) if cannot_run_ahead(devices) else run(stacked)
     return {s.device: s.data for s in arrived.addressable_shards}
 
 

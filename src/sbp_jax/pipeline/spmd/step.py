@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from ..._compat import cannot_run_ahead
+from ...ahead import cannot_run_ahead, to_its_end
 from ...errors import PlanError
 from ...placement import Placement
 from ...plan import PlanData
@@ -155,9 +155,7 @@ class SpmdStep:
         with self._lock:
             layout = self.program.arguments
             arrays = assembled(layout, self.mesh, self.ranks, self._pieces(values), self._fillers)
-            made = self.jitted(*arrays)
-            if self._waits:
-                jax.block_until_ready(made)
+            made = to_its_end(self.jitted, *arrays) if self._waits else self.jitted(*arrays)
             n = len(made) - len(self.program.spread)
             found = taken_apart(
                 self.program.results, made[:n], self.mesh, self.ranks, self._result, self._fillers, self._spent
