@@ -118,7 +118,7 @@ def test_time_is_said_to_be_the_users_where_it_is(
     run = fit.Fitting.run
 
     def after_one_that_fits(fitting: fit.Fitting) -> Any:
-        fitting._offer(fits)
+        fitting.offer(fits)
         return run(fitting)
 
     monkeypatch.setattr(fit.Fitting, "run", after_one_that_fits)

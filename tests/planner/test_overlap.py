@@ -168,7 +168,7 @@ def test_memory_stays_within_the_limit() -> None:
 def test_a_pass_begins_with_the_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the least sum; here what hides best holds more than the limit."""
     began: list[float] = []
-    begin = fit.Fitting._begin
+    begin = fit.Fitting.begin
 
     def begin_and_tell(self: fit.Fitting, start: Start) -> None:
         begin(self, start)
@@ -177,7 +177,7 @@ def test_a_pass_begins_with_the_plan_that_fits(monkeypatch: pytest.MonkeyPatch) 
 
     limit = 0.8 * planned("mlp").memory_per_device
     of_sum = planned("mlp", overlap=False, memory_limit=limit)
-    monkeypatch.setattr(fit.Fitting, "_begin", begin_and_tell)
+    monkeypatch.setattr(fit.Fitting, "begin", begin_and_tell)
     planned.__wrapped__("mlp", memory_limit=limit)
     assert of_sum.memory_per_device in began
 
