@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "sbp_jax"
-MAX_LINES = 600
+MAX_LINES = 400
 
 # Importable by every room, importing none.
 GROUND = {"errors", "_compat", "ahead", "paths", "differences"}

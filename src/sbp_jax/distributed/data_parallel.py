@@ -9,7 +9,7 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..processes import store
 from ..shardings import PlacementLike, as_placement, to_sharding
 from ..signature import Signature, Split, broadcast
 from ..tensor import GlobalTensor
+from .accumulation import counts, gradient, nnx_gradient
 
 
 class DistributedDataParallel:
@@ -165,7 +166,7 @@ class DistributedDataParallel:
         spread = to_sharding(_split(self.placement), self.placement, 1)
 
         def whole(x: Any) -> Any:
-            if not _counts(x, size) or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+            if not counts(x, size) or (isinstance(x, jax.Array) and not x.is_fully_addressable):
                 return x
             sharding = NamedSharding(spread.mesh, spread.spec)
             return jax.make_array_from_process_local_data(sharding, np.asarray(x))
@@ -210,7 +211,7 @@ class DistributedDataParallel:
     def _make(self, fn: Any, what: str, args: Sequence[Any], whole: set[int], size: int | None) -> Any:
         has_objects = any(map(_has_nnx, args))
         if what == "value_and_grad":
-            graded = _nnx_gradient if has_objects else _gradient
+            graded = nnx_gradient if has_objects else gradient
             run = graded(fn, self._parts, self._has_aux, size, whole)
         else:
             run = fn
@@ -219,13 +220,13 @@ class DistributedDataParallel:
 
             return jit(run, placement=self.placement, config=self._config, sbp=self._pins(run, args, whole, size))
         in_sbp = tuple(
-            jax.tree.map(lambda x, i=i: _split(self.placement) if i not in whole and _counts(x, size) else
+            jax.tree.map(lambda x, i=i: _split(self.placement) if i not in whole and counts(x, size) else
                          _whole(self.placement), x) for i, x in enumerate(args)
         )  # fmt: skip
         results = jax.eval_shape(run, *jax.tree.map(_shape, tuple(args)))
         # What a model gives for each example stays where it is made.
         out_sbp = jax.tree.map(
-            lambda x: None if _counts(x, size) and what == "call" else _whole(self.placement), results
+            lambda x: None if counts(x, size) and what == "call" else _whole(self.placement), results
         )
         if all(s is None for s in jax.tree.leaves(out_sbp, is_leaf=lambda s: s is None)):
             out_sbp = None
@@ -244,7 +245,7 @@ class DistributedDataParallel:
             star = i >= len(names) or names[i].kind is inspect.Parameter.VAR_POSITIONAL
             root = f"{names[-1].name}/{i - len(names) + 1}" if star else names[i].name
             for path, leaf in jax.tree_util.tree_flatten_with_path(x)[0]:
-                if _counts(leaf, size):
+                if counts(leaf, size):
                     rest = jax.tree_util.keystr(path, simple=True, separator="/")
                     found[f"{root}/{rest}" if rest else root] = _split(self.placement)
         return found
@@ -288,12 +289,6 @@ def batch_size(batch: Any) -> int | None:
             many, most = count.get(shape[0], (0, 0))
             count[shape[0]] = many + 1, max(most, math.prod(shape))
     return max(count, key=lambda n: count[n]) if count else None
-
-
-def _counts(x: Any, size: int | None) -> bool:
-    """Whether an array's leading dimension counts examples."""
-    shape = np.shape(x)
-    return bool(shape) and shape[0] == size
 
 
 def _split(where: Placement) -> Signature:
@@ -342,76 +337,6 @@ def _positional(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
             f"arguments {sorted(bound.kwargs)} can be passed by name only: bind them before, functools.partial(fn, ...)"
         )
     return bound.args
-
-
-def _gradient(fn: Any, parts: int, has_aux: bool, size: int | None, whole: Collection[int]) -> Callable[..., Any]:
-    graded = jax.value_and_grad(fn, has_aux=has_aux)
-    if parts == 1:
-        return _named(fn, graded)
-
-    def accumulated(*args: Any) -> Any:
-        # Every device's rows stay its own: part k is every parts-th example.
-        fixed, cut = _parted(args, parts, size, whole)
-
-        def one(total: Any, part: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, graded(*fixed(part))), None
-
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(graded, *args))
-        total, _ = jax.lax.scan(one, zeros, cut)
-        return jax.tree.map(lambda x: x / parts, total)
-
-    return _named(fn, accumulated)
-
-
-def _nnx_gradient(fn: Any, parts: int, has_aux: bool, size: int | None, whole: Collection[int]) -> Callable[..., Any]:
-    from flax import nnx
-
-    graded = nnx.value_and_grad(fn, has_aux=has_aux)
-
-    def run(*args: Any) -> Any:
-        if parts == 1:
-            return graded(*args)
-        fixed, cut = _parted(args, parts, size, whole)
-        # The model may change from part to part (running statistics), so no scan.
-        found = [graded(*fixed(jax.tree.map(lambda x, k=k: x[k], cut))) for k in range(parts)]
-        return jax.tree.map(lambda *x: sum(x[1:], x[0]) / parts, *found)
-
-    return _named(fn, run)
-
-
-def _parted(
-    args: Sequence[Any], parts: int, size: int | None, whole: Collection[int]
-) -> tuple[Callable[..., Any], Any]:
-    """The batch's arrays, part by part along a new leading dimension, and what puts a part back among the arguments."""
-    leaves = {i: jax.tree.flatten(x) for i, x in enumerate(args) if i not in whole}
-
-    def cut(x: Any) -> Any:
-        return jnp.moveaxis(jnp.reshape(x, (x.shape[0] // parts, parts, *x.shape[1:])), 1, 0)
-
-    pieces = {i: [cut(x) for x in found if _counts(x, size)] for i, (found, _) in leaves.items()}
-
-    def fixed(part: dict[int, list[Any]]) -> tuple[Any, ...]:
-        given = list(args)
-        for i, (found, tree) in leaves.items():
-            supply = iter(part[i])
-            given[i] = jax.tree.unflatten(tree, [next(supply) if _counts(x, size) else x for x in found])
-        return tuple(given)
-
-    return fixed, pieces
-
-
-def _named(fn: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` with the name and the parameters of ``fn``."""
-
-    def named(*args: Any) -> Any:
-        return run(*args)
-
-    try:
-        named.__signature__ = inspect.signature(fn)  # pyright: ignore[reportFunctionMemberAccess]
-    except (TypeError, ValueError):
-        pass
-    named.__name__ = named.__qualname__ = f"value_and_grad of {getattr(fn, '__name__', 'loss')}"
-    return named
 
 
 def _nnx() -> Any:

@@ -6,7 +6,7 @@
 import copy
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -20,113 +20,12 @@ from ..placement import Placement
 from ..shardings import to_partition_spec
 from ..signature import Signature
 from .insight import Insight
+from .parts import Boxing, Leaf, Recomputed, Rewritten
 from .timeline import Timeline
 from .trees import packed, unpacked
 
 SCHEMA_VERSION = 4
 Lowering = Literal["manual", "gspmd"]
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One array among the arguments or results: its path in the tree, whole shape, dtype, signature."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    signature: Signature
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One step of a boxing: the collective (or local copy) on mesh axes, the signature it leads to, bytes each device
-    sends, seconds."""
-
-    kind: str
-    axes: tuple[str, ...]
-    dst: Signature
-    bytes: float
-    seconds: float
-
-    @property
-    def is_collective(self) -> bool:
-        """Whether devices talk."""
-        return self.kind not in ("slice", "to_partial")
-
-
-@dataclass(frozen=True, slots=True)
-class Boxing:
-    """One value changes its signature, ``times`` a step. ``bytes`` and ``seconds`` are for one time.
-
-    ``source`` is the user's line that computes the value; ``user`` the one that needs the new signature. It can begin
-    when node ``made_at`` has run and must have ended before node ``needed_at``, both in ``loop`` of the plan's
-    timeline (-1: outside of loops).
-    """
-
-    id: int
-    value_id: int
-    value: str
-    shape: tuple[int, ...]
-    dtype: str
-    src: Signature
-    dst: Signature
-    moves: tuple[Move, ...]
-    times: float
-    source: str
-    user: str
-    made_at: int = -1
-    needed_at: int = -1
-    loop: int = -1
-
-    @property
-    def bytes(self) -> float:
-        """Bytes each device sends, once."""
-        return sum(m.bytes for m in self.moves)
-
-    @property
-    def seconds(self) -> float:
-        """Predicted seconds, once."""
-        return sum(m.seconds for m in self.moves)
-
-    @property
-    def collective(self) -> str:
-        """The collectives in order, ``"none"`` for a local copy."""
-        return " + ".join(m.kind for m in self.moves if m.is_collective) or "none"
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The mesh axes that take part."""
-        return tuple(dict.fromkeys(a for m in self.moves if m.is_collective for a in m.axes))
-
-    @property
-    def scope(self) -> str:
-        """The name under which it appears in the compiled program's metadata."""
-        return f"box{self.id}"
-
-    def __str__(self) -> str:
-        where = f" [{self.user or self.source}]" if self.user or self.source else ""
-        return f"{self.value} ({self.src}) -> ({self.dst}): {self.collective}{where}"
-
-
-@dataclass(frozen=True, slots=True)
-class Recomputed:
-    """Rematerialisation: the nodes of the traced program, up to node ``turn``, that are made again for what reads
-    them beyond it."""
-
-    turn: int
-    nodes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    """Substitutions that make the program that was planned of the traced one (``AutoParallelConfig(rewrite=...)``).
-
-    ``moves``: in order, the name of each and its places, as nodes of the program before it. ``fingerprint`` is that of
-    the program that they lead to.
-    """
-
-    moves: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
-    fingerprint: str
 
 
 @dataclass
@@ -301,9 +200,9 @@ class PlanData:
         for name in _PLAIN:
             data[name] = getattr(self, name)
         data["placement"] = {k: v for k, v in asdict(self.placement).items() if k != "is_described" or v}
-        data["inputs"] = [_leaf_json(leaf) for leaf in self.inputs]
-        data["outputs"] = [_leaf_json(leaf) for leaf in self.outputs]
-        data["boxings"] = [_boxing_json(b) for b in self.boxing_list]
+        data["inputs"] = [leaf.to_json() for leaf in self.inputs]
+        data["outputs"] = [leaf.to_json() for leaf in self.outputs]
+        data["boxings"] = [b.to_json() for b in self.boxing_list]
         data["signatures"] = [str(s) for s in table]
         data["strategies"] = strategies
         data["nodes"] = self.nodes
@@ -339,9 +238,9 @@ class PlanData:
                 statistics=_statistics(data["statistics"]),
                 frontier=[(seconds, held) for seconds, held in data.get("frontier", ())],
                 placement=_placement(data["placement"]),
-                inputs=[_leaf(x) for x in data["inputs"]],
-                outputs=[_leaf(x) for x in data["outputs"]],
-                boxing_list=[_boxing(x) for x in data["boxings"]],
+                inputs=[Leaf.from_json(x) for x in data["inputs"]],
+                outputs=[Leaf.from_json(x) for x in data["outputs"]],
+                boxing_list=[Boxing.from_json(x) for x in data["boxings"]],
                 strategies=[
                     (tuple(signatures[i] for i in ins), tuple(signatures[i] for i in outs))
                     for ins, outs in data["strategies"]
@@ -349,8 +248,8 @@ class PlanData:
                 nodes=list(data["nodes"]),
                 timeline=Timeline.from_json(data["timeline"]),
                 make_insight=_Given(insight),
-                recomputed=_recomputed(data["recomputed"]),
-                rewritten=_rewritten(data.get("rewritten")),
+                recomputed=None if data["recomputed"] is None else Recomputed.from_json(data["recomputed"]),
+                rewritten=None if data.get("rewritten") is None else Rewritten.from_json(data["rewritten"]),
                 lowering=data.get("lowering", "manual"),
                 priced=data.get("priced", "sum"),
                 only_even=data.get("only_even", False),
@@ -413,44 +312,3 @@ def _placement(x: Mapping[str, Any]) -> Placement:
 def _statistics(x: Mapping[str, float]) -> dict[str, float]:
     """``clusters`` were called ``cells`` in plans of this schema that are older."""
     return {"clusters" if k == "cells" else k: v for k, v in dict(x).items()}
-
-
-def _recomputed(x: Mapping[str, Any] | None) -> Recomputed | None:
-    return None if x is None else Recomputed(int(x["turn"]), tuple(x["nodes"]))
-
-
-def _rewritten(x: Mapping[str, Any] | None) -> Rewritten | None:
-    if x is None:
-        return None
-    moves = ((str(name), tuple(tuple(map(int, site)) for site in sites)) for name, sites in x["moves"])
-    return Rewritten(tuple(moves), str(x["fingerprint"]))
-
-
-def _leaf_json(leaf: Leaf) -> list[Any]:
-    return [leaf.path, list(leaf.shape), leaf.dtype, str(leaf.signature)]
-
-
-def _leaf(x: Sequence[Any]) -> Leaf:
-    path, shape, dtype, signature = x
-    return Leaf(path, tuple(shape), dtype, Signature.parse(signature))
-
-
-def _boxing_json(b: Boxing) -> dict[str, Any]:
-    return {
-        "id": b.id, "value_id": b.value_id, "value": b.value, "shape": list(b.shape), "dtype": b.dtype,
-        "src": str(b.src), "dst": str(b.dst), "times": b.times, "source": b.source, "user": b.user,
-        "moves": [[m.kind, list(m.axes), str(m.dst), m.bytes, m.seconds] for m in b.moves],
-        "at": [b.made_at, b.needed_at, b.loop],
-    }  # fmt: skip
-
-
-def _boxing(x: Mapping[str, Any]) -> Boxing:
-    moves = tuple(
-        Move(k, tuple(axes), Signature.parse(dst), sent, seconds) for k, axes, dst, sent, seconds in x["moves"]
-    )
-    if not math.isfinite(float(x["times"])):
-        raise TypeError("times is not a number")
-    return Boxing(
-        x["id"], x["value_id"], x["value"], tuple(x["shape"]), x["dtype"], Signature.parse(x["src"]),
-        Signature.parse(x["dst"]), moves, x["times"], x["source"], x["user"], *x["at"],
-    )  # fmt: skip

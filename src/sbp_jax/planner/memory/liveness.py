@@ -179,14 +179,14 @@ class _Walk:
                 self.found[op.outs[0].id].inside = True  # one buffer from the initial value to the final one
             if op.outs:
                 self._when_computed(op)
-        last = self.end
         donated = {program.input_ops[k].index for k, _ in program.donated}
         for op in program.input_ops:
             life = self.found[op.outs[0].id]
             if not self.readers.get(op.outs[0].id) and op.index not in donated:
                 life.kept = life.last = life.made - 1  # ``jax.jit`` hands on no argument that nothing reads
                 continue
-            life.made, life.whole, life.kept, life.last, life.resident = 0, 0, last, max(life.last, life.first), True
+            life.made, life.whole, life.kept, life.resident = 0, 0, self.end, True
+            life.last = max(life.last, life.first)
         if self.device == "cpu":
             copied = copied_arguments(program, self._is_kept, lambda op: self.repeats[op.index])
             hold_copies(copied, self.found, self.maker, lambda op: op.index in self.homes or self.updates[op.index])
@@ -339,36 +339,33 @@ class _Walk:
         form = wanted_form(user, position)
         return form is not None and self.forms[v.id][form] == 1
 
-    def _read(
-        self, user: Op, position: int, start: int, v: Value, alone: bool
-    ) -> tuple[int, int, bool, Lifetime | None]:  # fmt: skip
+    def _read(self, user: Op, k: int, start: int, v: Value, alone: bool) -> tuple[int, int, bool, Lifetime | None]:
         """First and last time that ``user`` reads a value; whether it can compute it itself; the name it gives it."""
         at = user.index
         if at in self.spans and user.name != "sbp.barrier":
             begin, final = self.spans[at]
             if user.name == "sbp.carry":
-                return (begin - 1, begin - 1, False, None) if position == 0 else (final, final - 1, False, None)
+                return (begin - 1, begin - 1, False, None) if k == 0 else (final, final - 1, False, None)
             if user.name == "sbp.join":
                 return final, final - 1, False, None
             if user.name == "sbp.stack":
                 return start, start, True, None
             return begin, final, False, None
-        if self.alias[at] and user.outs and position == 0:
-            # Nothing is fused across a barrier.
+        if self.alias[at] and user.outs and k == 0:  # Nothing is fused across a barrier.
             return self.earliest[at], self.latest[at], user.name != "sbp.barrier", self.found[user.outs[0].id]
         inside = self.absorbed[self.maker[v.id].index]
         if self.fusible[at]:
             return self.earliest[at], self.latest[at], inside or not self.absorbed[at], None
         when = self.when[at]
-        if (made := self.wide.converted_at(v, user, position)) is not None:
+        if (made := self.wide.converted_at(v, user, k)) is not None:
             return made, made, True, None
         if self.device == "cpu" and user.name in REDUCTIONS:
             return when, when, inside, None
-        if self._is_made_for(v, user, position):  # and what that is made of is gone when the others are put in form
+        if self._is_made_for(v, user, k):  # and what that is made of is gone when the others are put in form
             before = max(start, when - 1)
             return before, before, True, None
         computes = user.name in COMPUTES and (alone or (self.on_gpu and user.name in REDUCTIONS))
-        return when, when, computes or (position == 1 and has_batch_dims(user)), None
+        return when, when, computes or (k == 1 and has_batch_dims(user)), None
 
     def _when_computed(self, op: Op) -> None:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""
