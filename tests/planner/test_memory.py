@@ -1,6 +1,7 @@
 """The memory model against XLA's account and against arithmetic; what plans do when memory is short (item 32)."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ import pytest
 
 import sbp_jax as sbp
 from sbp_jax.calls import capture
-from sbp_jax.planner import make
+from sbp_jax.planner import apart, make
 from sbp_jax.planner.costs.cost_graph import CostGraph
 from sbp_jax.planner.memory.duplicates import read_once
+from sbp_jax.planner.memory.footprint import Footprint
 from sbp_jax.planner.memory.zeros import shared_zeros
 from sbp_jax.planner.optimize.instance import instance_of
 from sbp_jax.trace import Value, build
@@ -102,6 +104,38 @@ def test_the_search_and_the_plan_count_the_same(monkeypatch: pytest.MonkeyPatch)
             assert sum(b for _, b in footprint.held(choice, point)) == pytest.approx(over_time[point], rel=1e-9, abs=1)
         instance = instance_of(CostGraph([np.zeros(n) for n in footprint.n_choices], {}), footprint)
         assert instance.profile(choice) == pytest.approx(over_time[: instance.n_points], rel=1e-9, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        (gpt.build("tiny", dropout=0.0, scan_layers=True), {}),
+        (gpt.build("tiny", grad_accumulation=2), {"sbp_collector": True}),
+        (resnet.build("tiny"), {}),
+        (mlp.build("tiny", hidden=100), {"pad": True}),
+    ],
+    ids=["scanned", "several signatures held", "convolutions", "uneven"],
+)
+def test_the_bytes_of_one_plan_alone_are_those_of_all_tables(
+    case: Case, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(make, "Grouping", lambda *args: (seen.append(args), grouping(*args))[1])
+    grouping = apart.Grouping
+    config = sbp.AutoParallelConfig(overlap=False, **options)
+    sbp.plan(case.step, case.abstract_state(), jax.eval_shape(lambda: case.batch(0)), placement=EIGHT,
+             donate_argnums=0, config=config)  # fmt: skip
+    decisions, footprint = seen[0]
+    random = np.random.default_rng(0)
+    for _ in range(6):
+        choice = [int(random.integers(n)) for n in footprint.n_choices]
+        graph = CostGraph([np.zeros(n) for n in footprint.n_choices], {})
+        alone = Footprint(decisions, graph, footprint.liveness)
+        over_time = alone.over_time(choice)
+        held = sorted(alone.held(choice, int(over_time.argmax())))
+        assert alone.tables  # those of all choices, from here on
+        np.testing.assert_array_equal(over_time, alone.over_time(choice))
+        assert held == sorted(alone.held(choice, int(over_time.argmax()))) and held
 
 
 @pytest.mark.parametrize(

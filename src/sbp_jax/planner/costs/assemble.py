@@ -7,7 +7,7 @@ what a consumer needs beyond that it pays itself. All costs are seconds a step, 
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,6 +37,11 @@ class Hub:
     def held(self, choice: int) -> tuple[Code, ...]:
         """The signatures that are held by a choice."""
         return tuple(self.codes[k] for k in self.sets[choice]) if self.sets else (self.codes[choice],)
+
+    def only(self, choice: int) -> "Hub":
+        """The hub with this one choice."""
+        held = self.held(choice)
+        return replace(self, codes=held, sets=(tuple(range(len(held))),) if self.sets else ())
 
     def by_choice(self, by_code: np.ndarray) -> np.ndarray:
         """Amounts (columns) for each signature as amounts for each choice."""

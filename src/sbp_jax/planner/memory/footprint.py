@@ -10,6 +10,7 @@ All of it is tables by choice, or by two choices, each with where it counts: the
 and the plan that is chosen is measured by the same tables.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..costs.assemble import Decisions
 from ..costs.cost_graph import CostGraph
 from .liveness import Liveness, lifetimes
 from .protocol import MemoryTable
-from .tables import Tables
+from .tables import Table, Tables
 
 
 class Footprint:
@@ -33,21 +34,41 @@ class Footprint:
         self.n_choices = [len(c) for c in graph.nodes]
         clustering, device = decisions.clustering, decisions.model.hardware.device.name
         self.liveness = known or lifetimes(self.program, clustering.factors, clustering.free, device)
-        self.tables = list(Tables(decisions, self.liveness).run())
-        counts = [len(t.start) for t in self.tables]
-        self._table = np.repeat(np.arange(len(self.tables)), counts)
-        self._start = np.array([x for t in self.tables for x in t.start], np.int64)
-        self._end = np.array([x for t in self.tables for x in t.end], np.int64)
+        self._decisions = decisions
+        self._first: tuple[int, ...] | None = None
+        self._of_first = _Instances([])
+
+    @functools.cached_property
+    def _all(self) -> "_Instances":
+        return _Instances(list(Tables(self._decisions, self.liveness).run()))
+
+    @property
+    def tables(self) -> list[Table]:
+        """The bytes of all choices."""
+        return self._all.tables
+
+    def _instances(self, choice: Sequence[int]) -> "tuple[_Instances, Sequence[int]]":
+        """Tables that know of a choice, and the choice's numbers there.
+
+        Of the first plan that is looked at only its own: where it fits, no other's bytes are asked for.
+        """
+        if "_all" not in self.__dict__:
+            asked = tuple(map(int, choice))
+            if self._first is None:
+                self._first = asked
+                self._of_first = _Instances(list(Tables(self._decisions, self.liveness, asked).run()))
+            if self._first == asked:
+                return self._of_first, [0] * len(asked)
+        return self._all, choice
 
     def sizes(self, choice: Sequence[int]) -> np.ndarray:
         """Bytes of one instance of each table."""
-        return np.array([
-            t.factor * (t.parts[choice[t.a]] if t.b < 0 else t.parts[choice[t.a], choice[t.b]]) for t in self.tables
-        ])  # fmt: skip
+        return self._all.sizes(choice)
 
     def over_time(self, choice: Sequence[int]) -> np.ndarray:
         """Bytes a device holds at each node."""
-        return self._over_time(self.sizes(choice)[self._table])
+        known, numbers = self._instances(choice)
+        return self._over_time(known, known.sizes(numbers)[known.table])
 
     @property
     def value_ids(self) -> list[int]:
@@ -57,19 +78,20 @@ class Footprint:
     def of_two(self, one: Sequence[int], other: Sequence[int], is_one: np.ndarray) -> np.ndarray:
         """Bytes at each node where some instances are held as by one choice, the rest as by another. What hangs on two
         decisions, of which one may be of the other choice, is only nearly right."""
-        return self._over_time(np.where(is_one, self.sizes(one)[self._table], self.sizes(other)[self._table]))
+        table = self._all.table
+        return self._over_time(self._all, np.where(is_one, self.sizes(one)[table], self.sizes(other)[table]))
 
-    def _over_time(self, sizes: np.ndarray) -> np.ndarray:
+    def _over_time(self, known: "_Instances", sizes: np.ndarray) -> np.ndarray:
         change = np.zeros(self.n_nodes + 1)
         if len(sizes):
-            np.add.at(change, self._start, sizes)
-            np.add.at(change, self._end + 1, -sizes)
+            np.add.at(change, known.start, sizes)
+            np.add.at(change, known.end + 1, -sizes)
         return np.rint(np.cumsum(change[:-1]))  # bytes are whole; sums of large ones are not quite
 
     def at(self, point: int) -> CostGraph:
         """A graph whose total is the bytes held at one node instead of seconds: same nodes, same choices."""
         result = CostGraph([np.zeros(n) for n in self.n_choices], {})
-        alive = self._table[(self._start <= point) & (point <= self._end)]
+        alive = self._all.table[(self._all.start <= point) & (point <= self._all.end)]
         for k, n in enumerate(np.bincount(alive, minlength=len(self.tables)).tolist()):
             t = self.tables[k]
             if n and t.b < 0:
@@ -88,9 +110,9 @@ class Footprint:
     def held(self, choice: Sequence[int], point: int) -> list[tuple[str, float]]:
         """What is held at one node, in words, and its bytes."""
         made = {v.id: op for op in self.program.nodes for v in op.outs}
-        sizes = self.sizes(choice)
+        known, numbers = self._instances(choice)
         found = []
-        for size, t in zip(sizes.tolist(), self.tables, strict=True):
+        for size, t in zip(known.sizes(numbers).tolist(), known.tables, strict=True):
             for v, start, end in zip(t.values, t.start, t.end, strict=True) if size else ():
                 if start <= point <= end:
                     op = made[v.id]
@@ -101,3 +123,19 @@ class Footprint:
                     )
                     found.append((f"{t.words}{words}", size))
         return found
+
+
+class _Instances:
+    """Tables with the instances of all of them in a row: of which table, from which node to which."""
+
+    def __init__(self, tables: list[Table]) -> None:
+        self.tables = tables
+        self.table = np.repeat(np.arange(len(tables)), [len(t.start) for t in tables])
+        self.start = np.array([x for t in tables for x in t.start], np.int64)
+        self.end = np.array([x for t in tables for x in t.end], np.int64)
+
+    def sizes(self, choice: Sequence[int]) -> np.ndarray:
+        """Bytes of one instance of each table."""
+        return np.array([
+            t.factor * (t.parts[choice[t.a]] if t.b < 0 else t.parts[choice[t.a], choice[t.b]]) for t in self.tables
+        ])  # fmt: skip

@@ -55,7 +55,9 @@ class Parts:
             same = left == right
             cut = ~same & _is_slice(made, codes)
 
-            def padded(of: tuple[Code, ...], parts: np.ndarray) -> np.ndarray:
+            def padded(of: tuple[Code, ...], parts: np.ndarray) -> np.ndarray | bool:
+                if not self.model.uneven:
+                    return False
                 return parts * np.array([self.model.pieces(c) for c in of]).reshape(parts.shape) > 1 + 1e-9
 
             smaller, larger = ~same & ~cut & (copy <= own), ~same & ~cut & (copy > own)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...rules.widen import Code
 from ...trace import Value
 from ..costs.assemble import Decisions
 from ..graph.clusters import OpCluster
@@ -40,19 +41,30 @@ class Table:
 # What hands values to a loop, as a whole or a slice in each of its steps.
 _OF_LOOPS = frozenset(("sbp.enter", "sbp.unstack"))
 _COPIES = frozenset(("slice", "smaller", "larger", "more", "moved", "gathered", "laid out", "padding"))
+# What hangs on the signature in which a value is made and the one in which it is read (``parts.py``).
+_OF_TWO = _COPIES | {"same", "source of slice", "source of smaller", "source of larger"}
 # What of a value, its class, which of the values there, and the other end: its class or hub, which operand.
 _Key = tuple[Any, ...]
 
 
 class Tables:
-    """Builds the tables; equal ones, of values that share their decisions, are one."""
+    """Builds the tables; equal ones, of values that share their decisions, are one.
 
-    def __init__(self, decisions: Decisions, found: Liveness) -> None:
-        self.decisions, self.lifetimes, self.scratch, self.zeros = decisions, found.values, found.scratch, found.zeros
-        self.updates = found.updates
+    With ``choice`` those of one choice: every node has only the one that is chosen, number 0.
+    """
+
+    def __init__(self, decisions: Decisions, found: Liveness, choice: Sequence[int] | None = None) -> None:
+        self.lifetimes, self.scratch, self.zeros, self.updates = found.values, found.scratch, found.zeros, found.updates
+        self.representative, self.hubs = decisions.representative, decisions.hubs
+        self.ways = [c.strategies for c in self.representative]
+        if choice is not None:
+            chosen = list(choice)
+            self.ways = [(ways[n],) for ways, n in zip(self.ways, chosen, strict=False)]  # hubs come after
+            self.hubs = {n: hub.only(chosen[n]) for n, hub in self.hubs.items()}
         self.clustering, self.groups, self.model = decisions.clustering, decisions.class_of, decisions.model
         self.hub_of = {(hub.source, hub.result): n for n, hub in decisions.hubs.items()}
         self.tables: dict[_Key, Table | None] = {}
+        self.of_two: dict[_Key, dict[str, np.ndarray]] = {}
         self.parts = Parts(self.model)
         program = decisions.program
         self.program_end = len(program.nodes)
@@ -127,7 +139,7 @@ class Tables:
             key = ("scratch", group, k, room)
             if key not in self.tables:
                 v = (op.ins if item.side == "in" else op.outs)[item.position]
-                codes = [cluster.codes(s, op)[item.side == "out"][item.position] for s in cluster.strategies]
+                codes = [cluster.codes(s, op)[item.side == "out"][item.position] for s in self.ways[group]]
                 parts = np.array([1.0 if c is None else self.model.share(v.shape, c) for c in codes])
                 held = item.size_bytes * parts ** (2 if item.pairs else 1)
                 self.tables[key] = Table("scratch of ", group, -1, np.where(held > room, held, 0.0), 1.0)
@@ -136,7 +148,7 @@ class Tables:
     def _add(self, key: _Key, a: int, b: int, start: int, end: int, v: Value, room: float = 0.0) -> None:
         """One more instance of a table, which is computed the first time. What fits into ``room``
         bytes is held elsewhere."""
-        if end < start:
+        if end < start or (key[0] in _OF_TWO and key[0] not in self._of_two(key[1:], v)):
             return
         if room:
             key = *key, room
@@ -315,43 +327,46 @@ class Tables:
     def _make(self, key: _Key, v: Value, a: int, b: int) -> Table | None:
         """The table that a key stands for; None where it is zero everywhere."""
         what, k = key[0], key[2]
-        representative, hubs = self.decisions.representative, self.decisions.hubs
-        cluster = representative[key[1]]
+        cluster, ways = self.representative[key[1]], self.ways[key[1]]
         factor = float(v.size_bytes)
         if what == "inside":
             inner = [x for op in cluster.ops for x in op.outs][k]
-            of = np.array(
-                [self.model.share(v.shape, cluster.follow(s.ins[0])(inner) or ()) for s in cluster.strategies]
-            )
+            of = np.array([self.model.share(v.shape, cluster.follow(s.ins[0])(inner) or ()) for s in ways])
             return Table("", a, b, of, factor)
         if what == "result":  # one that needs no decision is made as it leaves
-            parts = [self.model.share(v.shape, s.ins[0]) if s.ins else s.share for s in cluster.strategies]
+            parts = [self.model.share(v.shape, s.ins[0]) if s.ins else s.share for s in ways]
             return Table("result ", a, b, np.array(parts), factor)
-        made = self.parts.codes((id(cluster.strategies), "out", k), lambda: [s.outs[k] for s in cluster.strategies])
+        made = self._codes(key[1], "out", k)
         if what == "own":
             return Table("", a, b, self.parts.shares(v.shape, made), factor)
         other, position = key[3], key[4]
         if what in ("zeros", "zeros beside", "beyond"):
-            ways = representative[other].strategies
-            codes = self.parts.codes((id(ways), "out", position), lambda: [s.outs[position] for s in ways])
+            codes = self._codes(other, "out", position)
             own = self.parts.shares(v.shape, made)[:, None]
             if what == "beyond":
-                host = representative[other].outs[position]
+                host = self.representative[other].outs[position]
                 held = own * (own * factor > self.parts.shares(host.shape, codes)[None, :] * host.size_bytes)
             else:
                 held = own * (is_cut_alike(made, codes) == (what == "zeros"))
             return Table("" if what == "beyond" else "zeros of ", a, b, held, factor) if held.any() else None
-        if what == "more":
-            made = hubs[key[5]].codes
-        if position < 0:
-            codes = hubs[other].codes
-        else:
-            ways = representative[other].strategies
-            codes = self.parts.codes((id(ways), "in", position), lambda: [s.ins[position] for s in ways])
-        of = self.parts.pairs(v.shape, made, codes).get(what)
-        hub = hubs.get(key[5] if what == "more" else other)
-        if of is not None and hub is not None and hub.sets:  # a choice of the hub's is several signatures held at once
+        of = self._of_two(key[1:6] if what == "more" else key[1:5], v)[what]
+        hub = self.hubs.get(key[5] if what == "more" else other)
+        if hub is not None and hub.sets:  # a choice of the hub's is several signatures held at once
             beyond = what == "more"
             of = np.stack([of[list(x)].min(axis=0) for x in hub.sets]) if beyond else hub.by_choice(of)
         words = "boxed copies of " if what in _COPIES else ""
-        return None if of is None else Table(words, a, b, of, factor)
+        return Table(words, a, b, of, factor)
+
+    def _of_two(self, key: _Key, v: Value) -> dict[str, np.ndarray]:
+        """The parts of a value by the signatures in which it is made, or held at a hub, and read."""
+        found = self.of_two.get(key)
+        if found is None:
+            (group, k, other, position), hub = key[:4], key[4:]
+            made = self.hubs[hub[0]].codes if hub else self._codes(group, "out", k)
+            codes = self.hubs[other].codes if position < 0 else self._codes(other, "in", position)
+            found = self.of_two[key] = self.parts.pairs(v.shape, made, codes)
+        return found
+
+    def _codes(self, group: int, side: str, k: int) -> tuple[Code, ...]:
+        ways = self.ways[group]
+        return self.parts.codes((id(ways), side, k), lambda: [(s.outs if side == "out" else s.ins)[k] for s in ways])

@@ -118,7 +118,7 @@ def _open_at(task: Task) -> float:
 
 def _is_hopeless(task: Task) -> bool:
     """Whether every plan holds too much: by each node's and edge's least, where the cheapest nodes peak."""
-    if task.limit_bytes is None:
+    if task.limit_bytes is None or task.whole_bytes <= task.limit_bytes:
         return False
     point = int(task.footprint.over_time([int(c.argmin()) for c in task.problem.nodes]).argmax())
     held = task.footprint.at(point)
