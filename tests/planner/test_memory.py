@@ -130,7 +130,7 @@ def test_the_bytes_of_one_plan_alone_are_those_of_all_tables(
     for _ in range(6):
         choice = [int(random.integers(n)) for n in footprint.n_choices]
         graph = CostGraph([np.zeros(n) for n in footprint.n_choices], {})
-        alone = Footprint(decisions, graph, footprint.liveness)
+        alone = Footprint(decisions, graph, footprint.liveness, is_ample=True)
         over_time = alone.over_time(choice)
         held = sorted(alone.held(choice, int(over_time.argmax())))
         assert alone.tables  # those of all choices, from here on

@@ -54,7 +54,7 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
     task = Task(graph, footprint, request.memory_limit_bytes, request.gap, request.budget, request.progress,
                 find_roles=lambda: prepared.roles, find_features=lambda: features(decisions, graph),
                 thorough=request.thorough, tell_smallest=request.tell_smallest, names_limit=request.names_limit,
-                whole_bytes=sum(float(v.size_bytes) for op in program.nodes for v in op.outs),
+                whole_bytes=prepared.whole_bytes,
                 clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1),
                 start_stops=START_STOPS if is_start else (), n_axes=len(request.placement.shape),
                 placement=request.placement, cluster=request.cluster)  # fmt: skip

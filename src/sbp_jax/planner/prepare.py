@@ -104,9 +104,15 @@ class Prepared:
         return self._of_the_sum[1]
 
     @functools.cached_property
+    def whole_bytes(self) -> float:
+        """Bytes of all values together, uncut."""
+        return sum(float(v.size_bytes) for op in self.program.nodes for v in op.outs)
+
+    @functools.cached_property
     def footprint(self) -> Footprint:
         """The bytes over the step of any choice."""
-        return Footprint(self.decisions, self.graph)
+        limit = self.request.memory_limit_bytes
+        return Footprint(self.decisions, self.graph, is_ample=limit is None or self.whole_bytes <= limit)
 
     @functools.cached_property
     def roles(self) -> NodeRoles:

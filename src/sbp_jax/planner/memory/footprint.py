@@ -27,14 +27,20 @@ from .tables import Table, Tables
 class Footprint:
     """The bytes over the program's nodes of any choice, without spelling out its plan."""
 
-    def __init__(self, decisions: Decisions, graph: CostGraph, known: Liveness | None = None) -> None:
-        """``known``: when the program's values are held, where another footprint of it has found that."""
+    def __init__(
+        self, decisions: Decisions, graph: CostGraph, known: Liveness | None = None, is_ample: bool = False
+    ) -> None:
+        """``known``: when the program's values are held, where another footprint of it has found that.
+
+        ``is_ample``: the first plan that is looked at will fit, so no other's bytes may be asked for.
+        """
         self.program = decisions.program
         self.n_nodes = len(self.program.nodes)
         self.n_choices = [len(c) for c in graph.nodes]
         clustering, device = decisions.clustering, decisions.model.hardware.device.name
         self.liveness = known or lifetimes(self.program, clustering.factors, clustering.free, device)
         self._decisions = decisions
+        self._is_ample = is_ample
         self._first: tuple[int, ...] | None = None
         self._of_first = _Instances([])
 
@@ -48,11 +54,8 @@ class Footprint:
         return self._all.tables
 
     def _instances(self, choice: Sequence[int]) -> "tuple[_Instances, Sequence[int]]":
-        """Tables that know of a choice, and the choice's numbers there.
-
-        Of the first plan that is looked at only its own: where it fits, no other's bytes are asked for.
-        """
-        if "_all" not in self.__dict__:
+        """Tables that know of a choice, and its numbers there: the first plan's own, where that will do."""
+        if self._is_ample and "_all" not in self.__dict__:
             asked = tuple(map(int, choice))
             if self._first is None:
                 self._first = asked
