@@ -261,6 +261,18 @@ def known_to(module: str) -> str:
     return parts[0] if parts[0] in ("optimize", "amounts", "budget") else ".".join(parts[:2])
 
 
+@pytest.mark.parametrize("room", ["graph", "costs", "memory", "optimize", "methods", "remat", "output", "."])
+def test_the_planner_leaves_no_sum_to_blas(room: str) -> None:
+    """The order in which BLAS adds hangs on the kind of CPU, and a plan on the last bit: see ``optimize/sums.py``."""
+    for path in sorted((PACKAGE / "planner" / room).glob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        assert not [
+            n.lineno for n in nodes if isinstance(n, ast.BinOp | ast.AugAssign) and isinstance(n.op, ast.MatMult)
+        ], path
+        of_numpy = {n.attr for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "np"}
+        assert not of_numpy & {"dot", "einsum", "matmul", "tensordot", "inner", "vdot", "linalg"}, path
+
+
 @pytest.mark.parametrize("module", sorted(SEARCH))
 def test_the_search_knows_no_jax(module: str) -> None:
     where = PACKAGE.joinpath("planner", *module.split("."))

@@ -21,6 +21,7 @@ from .bundle import LEVEL, better, mixed
 from .presolve import without_presolve
 from .program import solve
 from .recombine import Seen
+from .sums import dot
 
 # Set by hand; docs/decisions/0025 measures what it leads to. Solutions at prices for a branch; the gap to which each is
 # solved, and its seconds of work.
@@ -169,10 +170,10 @@ class Branching:
                     mix[n][k] += part
         seconds = list(held.nodes)
         for (a, b), u in held.edges.items():
-            seconds[a] = seconds[a] + u @ mix[b]
-            seconds[b] = seconds[b] + u.T @ mix[a]
-        means = [float(x @ s) for x, s in zip(mix, seconds, strict=True)]
-        varies = [float(x @ (s - m) ** 2) for x, s, m in zip(mix, seconds, means, strict=True)]
+            seconds[a] = seconds[a] + dot(u, mix[b])
+            seconds[b] = seconds[b] + dot(u.T, mix[a])
+        means = [float(dot(x, s)) for x, s in zip(mix, seconds, strict=True)]
+        varies = [float(dot(x, (s - m) ** 2)) for x, s, m in zip(mix, seconds, means, strict=True)]
         n = int(np.argmax(varies))
         if varies[n] <= (_VARIES * self.aim()) ** 2:
             return None

@@ -14,6 +14,7 @@ from scipy import sparse
 from ..budget import Budget
 from . import highs
 from .arrays import Flat, equal_rows, peaks
+from .sums import dot
 
 # So many rows are added at once, this part of all points apart.
 _ROWS_AT_ONCE = 20
@@ -84,7 +85,7 @@ class Program:
     def _profile(self, x: np.ndarray) -> np.ndarray:
         f = self.f
         held = np.bincount(f.entry_table, x[f.entry_choice] * f.table_bytes, len(f.table_node))
-        pairs = np.array([float(u @ x[c]) for c, u in self.pair_columns])
+        pairs = np.array([float(dot(u, x[c])) for c, u in self.pair_columns])
         return f.profile_of(held, pairs)
 
     def _add_row(self, point: int) -> None:

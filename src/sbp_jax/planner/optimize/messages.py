@@ -9,6 +9,7 @@ after new prices for memory a few sweeps are enough.
 import numpy as np
 
 from .arrays import Flat
+from .sums import dot
 
 
 class Messages:
@@ -67,7 +68,7 @@ class Messages:
         """Charge for each byte at each point what ``prices`` say; what the limit allows is free."""
         self.prices = prices
         self.costs, matrices = self.f.priced(prices)
-        self.paid = float(prices @ (self.f.limit_bytes - self.f.base)) if prices.any() else 0.0
+        self.paid = float(dot(prices, self.f.limit_bytes - self.f.base)) if prices.any() else 0.0
         for e, m in matrices.items():
             for i, of in ((int(self.f.ends[e, 0]), m), (int(self.f.ends[e, 1]), m.T)):
                 side, begin, width = self.place[e, i]

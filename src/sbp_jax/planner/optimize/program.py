@@ -22,6 +22,7 @@ from .arrays import equal_rows
 from .bounds import consistent
 from .closing import Closing
 from .presolve import Presolved, presolve
+from .sums import dot
 
 # Random roundings of a relaxation for a first plan: where branching begins with it, where it is all that is asked.
 _ROUNDINGS = 20
@@ -306,8 +307,8 @@ class _Program:
         if len(y) != len(self.right):
             return -math.inf
         possible = self.cost < IMPOSSIBLE / 2
-        reduced = np.where(possible, self.cost * scale - self.matrix.T @ y, 0.0)
-        return float(y @ self.right + np.minimum(reduced, 0.0).sum()) / scale
+        reduced = np.where(possible, self.cost * scale - self.matrix.T.dot(y), 0.0)
+        return float(dot(y, self.right) + np.minimum(reduced, 0.0).sum()) / scale
 
     def _read(self, x: np.ndarray) -> dict[int, int]:
         return {n: int(np.argmax(x[o : o + len(self.r.nodes[n])])) for n, o in self.offsets.items()}
