@@ -41,8 +41,7 @@ class Footprint:
         self.liveness = known or lifetimes(self.program, clustering.factors, clustering.free, device)
         self._decisions = decisions
         self._is_ample = is_ample
-        self._first: tuple[int, ...] | None = None
-        self._of_first = _Instances([])
+        self._first: tuple[tuple[int, ...], _Instances] | None = None
 
     @functools.cached_property
     def _all(self) -> "_Instances":
@@ -58,10 +57,10 @@ class Footprint:
         if self._is_ample and "_all" not in self.__dict__:
             asked = tuple(map(int, choice))
             if self._first is None:
-                self._first = asked
-                self._of_first = _Instances(list(Tables(self._decisions, self.liveness, asked).run()))
-            if self._first == asked:
-                return self._of_first, [0] * len(asked)
+                self._first = asked, _Instances(list(Tables(self._decisions, self.liveness, asked).run()))
+            first, known = self._first
+            if first == asked:
+                return known, [0] * len(asked)
         return self._all, choice
 
     def sizes(self, choice: Sequence[int]) -> np.ndarray:
