@@ -10,6 +10,8 @@ one that recomputes nothing and splits more. Between two mixes, one of which doe
 used for as many of the first layers as it takes.
 """
 
+import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +24,9 @@ from ..effort import usual
 from ..make import make_plan
 from ..memory.infeasible import NoneCheaper, TooSmall
 from ..request import Request
+from .held import Held
 from .known import Known, again_from
-from .min_cut import Ladder, Sizes, Turn, find_turn
+from .min_cut import Ladder, Rung, Sizes, Turn, find_turn
 
 # A plan that holds more than this part of the limit may have been made more expensive by it.
 _NEARLY = 0.8
@@ -35,8 +38,10 @@ _OTHER, _ONE_OF_SEVERAL = 0.25, 0.15
 _WHILE_NONE = 0.5
 # What the gap is of, at the end of a note.
 _PROVEN = "; the gap is proven for what was tried"
-# Mixes tried between two.
+# Mixes looked at between two, and seconds of work for looking. Where none fits, so many that hold least are planned.
 _PARTS = 12
+_LOOK_SECONDS = 10.0
+_LEAST = 3
 # Arguments are read anew where a plan fits anyway if that frees this part of the limit, and saves this part of the step
 # by what a byte more would save, reading twice not counted (in nine searches of the zoo under a limit it promised 0.05
 # to 1.4 %, and saved 0.2 % once).
@@ -113,9 +118,11 @@ def _is_close(plan: PlanData, request: Request) -> bool:
 
 @dataclass(eq=False, slots=True)
 class _Refused:
-    """A mix that no plan was found for that fits, and what to search it again with."""
+    """A mix that no plan was found for that fits, and what to search it again with. ``holds``: bytes per device, as
+    the plan that the mixes are judged by would hold (``held.py``)."""
 
     error: TooSmall
+    holds: float
     program: Program
     request: Request
     origin: Sequence[int] | None
@@ -142,34 +149,43 @@ class _Choice:
     def refusal(self) -> TooSmall:
         """Of the mixes that do not fit, the error of the smallest: the smallest limit that works, and what every plan
         holds at least, whatever the mix."""
-        smallest = min(self.refusals, key=lambda r: r.error.smallest_bytes)
+        told = [r for r in self.refusals if r.request.tell_smallest]
+        smallest = min(told or self.refusals, key=lambda r: r.error.smallest_bytes)
         return smallest.error.where(min(r.error.least_bytes for r in self.refusals))
 
     def look_for_smallest(self) -> None:
-        """The smallest plans of the mixes that hold least, for the error. What fits is a plan, too."""
+        """The smallest plans of the mixes that hold least, for the error. What fits is a plan, too.
+
+        The same mixes and the same search whatever the limit: at one that an error names a plan is found, then.
+        """
         if any(r.request.tell_smallest for r in self.refusals):
             return
-        smallest = min(self.refusals, key=lambda r: r.error.smallest_bytes)
+        smallest = min(self.refusals, key=lambda r: r.holds)
         least = min(self.refusals, key=lambda r: r.error.least_bytes)
-        for r in (smallest,) if smallest is least else (smallest, least):
-            self.refusals.remove(r)
-            if self.attempt(r.program, replace(r.request, tell_smallest=True), r.origin, r.finish) is not None:
+        for r in dict.fromkeys((smallest, least)):
+            asked = replace(r.request, tell_smallest=True, budget=self.request.budget.again())
+            if self.attempt(r.program, asked, r.origin, r.finish, r.holds) is not None:
                 return
+            # Of the two errors of this mix, the one that tells more: the other one's time may have been up.
+            worse = r if self.refusals[-1].error.smallest_bytes < math.inf else self.refusals[-1]
+            self.refusals.remove(worse)
 
     def best(self, base: PlanData) -> PlanData:
         """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
         if not self.tried and not self.refusals:
             part = _FIRST_OF_SEVERAL if self.request.remat else _FIRST
-            self.attempt(self.program, _part(replace(self.request, tell_smallest=not self.request.remat), part))
+            first = _part(replace(self.request, tell_smallest=not self.request.remat), part)
+            self.attempt(self.program, first, holds=base.memory_per_device)
         asked = self.request
         model = CostModel(asked.cluster, asked.placement.shape, uneven=asked.uneven)
         sizes = Sizes(self.program, base, model)
         turn = find_turn(self.program, sizes)
         if turn is not None:
             if not self.tried or self.is_worth(self.freed(turn, self.tried[0], model), self.tried[0]):
-                self.mix(turn, ())
+                self.mix(turn, (), 0.0, base.memory_per_device)
             if self.request.remat:
-                self.climb(base, turn, Ladder(self.program, base, turn, sizes))
+                ladder = Ladder(self.program, base, turn, sizes)
+                self.climb(base, turn, ladder, Held(self.program, base, turn, sizes, self.request))
         if not self.tried:
             self.look_for_smallest()
         if self.tried:
@@ -208,33 +224,47 @@ class _Choice:
         saved = freed * plan.statistics.get("seconds_per_byte", 0.0)
         return self.request.thorough or saved > _WORTH_OF_STEP * plan.objective
 
-    def climb(self, base: PlanData, turn: Turn, ladder: Ladder) -> None:
-        """Plan the first mix that should fit, the one before it, which fits if it is split more, and one in between."""
-        rungs = ladder.rungs()
+    def climb(self, base: PlanData, turn: Turn, ladder: Ladder, held: Held) -> None:
+        """Plan the first mix that should fit, the one before it, which fits if it is split more, and one in between;
+        where none fits, those that hold least of all."""
+        rungs = [Rung(frozenset(), 0.0, 0.0), *ladder.rungs()]
+        budget = self.request.budget.some(_LOOK_SECONDS)
 
-        def fits(saved_bytes: float) -> bool:
-            return base.memory_per_device - saved_bytes <= self.limit
+        planned: set[frozenset[int]] = set()
 
-        enough = next((k for k, r in enumerate(rungs) if fits(r.saved_bytes)), len(rungs) - 1)
+        def plan(nodes: frozenset[int]) -> None:
+            if nodes not in planned:
+                planned.add(nodes)
+                self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), held(nodes, budget))
+
+        holding = [held(r.nodes, budget) for r in rungs]
+        enough = next((k for k, x in enumerate(holding) if x <= self.limit), holding.index(min(holding)))
         for k in (enough, enough - 1, enough + 1):
-            if 0 <= k < len(rungs):
-                self.mix(turn, rungs[k].nodes, base.objective + rungs[k].seconds)
-        for k in range(enough + 2, len(rungs)):  # what was held was not what saves enough
-            if self.tried:
-                break
-            self.mix(turn, rungs[k].nodes, base.objective + rungs[k].seconds)
-        if enough > 0 and fits(rungs[enough].saved_bytes):
-            less, more = rungs[enough - 1].nodes, rungs[enough].nodes
-            parts = sorted(more - less)
-            for part in range(1, _PARTS):  # the more expensive mix for a growing number of the first nodes
-                first = parts[len(parts) * part // _PARTS :][:1]
-                nodes = less | {n for n in more if not first or n < first[0]}
-                if fits(ladder.saved(nodes)):
-                    self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes))
-                    break
+            if 0 < k < len(rungs) and (k <= enough or holding[k] <= holding[enough]):
+                plan(rungs[k].nodes)
+        if enough > 0 and holding[enough] <= self.limit:
+            between = _between(rungs[enough - 1].nodes, rungs[enough].nodes)
+            first = next((n for n in between if held(n, budget) <= self.limit), None)
+            # In other signatures one may do that holds too much in these: the least that could be enough.
+            least = next((n for n in between if base.memory_per_device - ladder.saved(n) <= self.limit), None)
+            for nodes in (first, least):
+                if nodes is not None:
+                    plan(nodes)
+        if self.tried:
+            return
+        mixes = [r.nodes for r in rungs[1:]]
+        for less, more in itertools.pairwise(rungs):
+            if not budget.over:
+                mixes += _between(less.nodes, more.nodes)
+        for nodes in sorted(dict.fromkeys(mixes), key=lambda n: (held(n, budget), ladder.seconds_of(n)))[:_LEAST]:
+            if not self.tried:
+                plan(nodes)
 
-    def mix(self, turn: Turn, nodes: Collection[int], at_least: float = 0.0) -> None:
-        """Plan the program with these nodes made again, unless the seconds that it takes at least lose already."""
+    def mix(self, turn: Turn, nodes: Collection[int], at_least: float, holds: float) -> None:
+        """Plan the program with these nodes made again, unless the seconds that it takes at least lose already.
+
+        ``holds``: bytes that it will hold about.
+        """
         if self.tried and at_least >= min(p.objective for p in self.tried):
             return
         if not nodes and not read_anew(self.program, turn.node):
@@ -264,7 +294,7 @@ class _Choice:
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
             plan.notes.append(self.told(len(nodes), bool(read_anew(self.program, turn.node))))
 
-        self.attempt(program, asked, origin, finish)
+        self.attempt(program, asked, origin, finish, holds)
 
     def deepened(self) -> PlanData:
         """The cheapest plan; of a user's time what is left goes to a search on in its mix, or to plans that hide more
@@ -294,7 +324,7 @@ class _Choice:
 
     def attempt(
         self, program: Program, request: Request, origin: Sequence[int] | None = None,
-        finish: Callable[[PlanData], None] = lambda _: None,
+        finish: Callable[[PlanData], None] = lambda _: None, holds: float = math.inf,
     ) -> PlanData | None:  # fmt: skip
         """A plan of one mix, with what ``finish`` adds; None where none fits, or none is cheaper than what is known."""
         try:
@@ -302,9 +332,16 @@ class _Choice:
         except NoneCheaper:
             return None
         except TooSmall as error:
-            self.refusals.append(_Refused(error, program, request, origin, finish))
+            self.refusals.append(_Refused(error, holds, program, request, origin, finish))
             return None
         finish(plan)
         self.tried.append(plan)
         self.programs.append((program, request, range(len(program.nodes)) if origin is None else origin))
         return plan
+
+
+def _between(less: frozenset[int], more: frozenset[int]) -> list[frozenset[int]]:
+    """The more expensive of two mixes for a growing number of the first nodes, the less expensive one for the rest."""
+    parts = sorted(more - less)
+    ends = dict.fromkeys(parts[len(parts) * part // _PARTS] for part in range(1, _PARTS)) if parts else {}
+    return [less | {n for n in more if n < end} for end in ends]
