@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from ...plan import PlanData, Recomputed
 from ...rules.widen import code_of
 from ...trace import Program, fingerprint, read_anew, recompute
+from ..budget import Budget
 from ..costs.op_cost import CostModel
 from ..effort import usual
 from ..make import make_plan
@@ -35,13 +36,15 @@ _FIRST, _FIRST_OF_SEVERAL = 0.75, 0.5
 # Each other mix's part of what is left, if that is more than this part of the budget; while none fits, than the last.
 _OF_LEFT = 0.5
 _OTHER, _ONE_OF_SEVERAL = 0.25, 0.15
+# What is left is one's whose smallest limit is told, or this part of the budget; that is looked for beyond it.
+_TELLING = 0.05
 _WHILE_NONE = 0.5
 # What the gap is of, at the end of a note.
-_PROVEN = "; the gap is proven for what was tried"
+_PROVEN = "; the gap is proven over the mixes that a plan was found for"
 # Mixes looked at between two, and seconds of work for looking. Where none fits, so many that hold least are planned.
 _PARTS = 12
 _LOOK_SECONDS = 10.0
-_LEAST = 3
+_LEAST = 2
 # Arguments are read anew where a plan fits anyway if that frees this part of the limit, and saves this part of the step
 # by what a byte more would save, reading twice not counted (in nine searches of the zoo under a limit it promised 0.05
 # to 1.4 %, and saved 0.2 % once).
@@ -163,7 +166,7 @@ class _Choice:
         smallest = min(self.refusals, key=lambda r: r.holds)
         least = min(self.refusals, key=lambda r: r.error.least_bytes)
         for r in dict.fromkeys((smallest, least)):
-            asked = replace(r.request, tell_smallest=True, budget=self.request.budget.again())
+            asked = replace(r.request, tell_smallest=True, budget=self.request.budget.at_least(_TELLING))
             if self.attempt(r.program, asked, r.origin, r.finish, r.holds) is not None:
                 return
             # Of the two errors of this mix, the one that tells more: the other one's time may have been up.
@@ -225,40 +228,50 @@ class _Choice:
         return self.request.thorough or saved > _WORTH_OF_STEP * plan.objective
 
     def climb(self, base: PlanData, turn: Turn, ladder: Ladder, held: Held) -> None:
-        """Plan the first mix that should fit, the one before it, which fits if it is split more, and one in between;
-        where none fits, those that hold least of all."""
+        """Plan the mixes from the first that may fit, if it is split more, to the first that should as it is; one
+        between the best and the one before it; where none fits, those that hold least of all."""
         rungs = [Rung(frozenset(), 0.0, 0.0), *ladder.rungs()]
         budget = self.request.budget.some(_LOOK_SECONDS)
 
-        planned: set[frozenset[int]] = set()
-
         def plan(nodes: frozenset[int]) -> None:
-            if nodes not in planned:
-                planned.add(nodes)
-                self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), held(nodes, budget))
+            holds = held(nodes, budget)
+            if not any(r.holds <= holds and r.error.least_bytes > self.limit for r in self.refusals):
+                self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds)
 
+        def first_within(holding: Sequence[float]) -> int:
+            return next((k for k, x in enumerate(holding) if x <= self.limit), holding.index(min(holding)))
+
+        over_turn = [base.memory_per_device - r.saved_bytes for r in rungs]
         holding = [held(r.nodes, budget) for r in rungs]
-        enough = next((k for k, x in enumerate(holding) if x <= self.limit), holding.index(min(holding)))
-        for k in (enough, enough - 1, enough + 1):
-            if 0 < k < len(rungs) and (k <= enough or holding[k] <= holding[enough]):
+        surely, perhaps = first_within(holding), first_within(over_turn)
+        for k in (*range(min(perhaps, surely), surely + 1), perhaps - 1, surely + 1):
+            if 0 < k < len(rungs) and (k <= surely or holding[k] < holding[surely]):
                 plan(rungs[k].nodes)
-        if enough > 0 and holding[enough] <= self.limit:
-            between = _between(rungs[enough - 1].nodes, rungs[enough].nodes)
-            first = next((n for n in between if held(n, budget) <= self.limit), None)
-            # In other signatures one may do that holds too much in these: the least that could be enough.
-            least = next((n for n in between if base.memory_per_device - ladder.saved(n) <= self.limit), None)
-            for nodes in (first, least):
-                if nodes is not None:
-                    plan(nodes)
-        if self.tried:
+        if not self.tried:
+            self.mix_least(base, turn, ladder, held, budget)
             return
+        again = min(self.tried, key=lambda p: p.objective).recomputed
+        k = next((k for k, r in enumerate(rungs) if again is not None and r.nodes == set(again.nodes)), 0)
+        between = _between(rungs[k - 1].nodes, rungs[k].nodes) if k > 0 else []
+        if between and holding[k] <= self.limit:
+            plan(next((n for n in between if held(n, budget) <= self.limit), rungs[k].nodes))
+        if between and over_turn[k - 1] > self.limit:
+            # In other signatures one may do that holds too much in these: the least that could be enough.
+            least = (n for n in between if base.memory_per_device - ladder.saved(n) <= self.limit)
+            plan(next(least, rungs[k].nodes))
+
+    def mix_least(self, base: PlanData, turn: Turn, ladder: Ladder, held: Held, budget: Budget) -> None:
+        """Plan the mixes that hold least, of the ladder's and of those between two, until one fits."""
+        rungs = [Rung(frozenset(), 0.0, 0.0), *ladder.rungs()]
         mixes = [r.nodes for r in rungs[1:]]
         for less, more in itertools.pairwise(rungs):
             if not budget.over:
                 mixes += _between(less.nodes, more.nodes)
-        for nodes in sorted(dict.fromkeys(mixes), key=lambda n: (held(n, budget), ladder.seconds_of(n)))[:_LEAST]:
-            if not self.tried:
-                plan(nodes)
+        # Of those that hold the same, which often are the same program, the cheapest.
+        cheapest = {held(n, budget): n for n in sorted(mixes, key=ladder.seconds_of, reverse=True)}
+        for holds, nodes in sorted(cheapest.items())[:_LEAST]:
+            if not self.tried and all(r.holds != holds for r in self.refusals):
+                self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds)
 
     def mix(self, turn: Turn, nodes: Collection[int], at_least: float, holds: float) -> None:
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already.
