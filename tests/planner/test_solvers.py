@@ -17,6 +17,7 @@ from sbp_jax.planner.costs.cost_graph import IMPOSSIBLE, CostGraph
 from sbp_jax.planner.memory.infeasible import OutOfTime
 from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.methods import Task, dp, ilp
+from sbp_jax.planner.optimize import presolve as presolve_module
 from sbp_jax.planner.optimize import program as solve_module
 from sbp_jax.planner.optimize.closing import Closing
 from sbp_jax.planner.optimize.presolve import Presolved, without_presolve
@@ -173,6 +174,42 @@ def test_exact_by_way_of_message_passing(seed: int, monkeypatch: pytest.MonkeyPa
     found, best = solve_module.solve(task(seed, n=9).problem), lookup("dp").run(task(seed, n=9))
     assert found is not None and best is not None
     assert found.objective == pytest.approx(best.seconds) == found.bound
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_exact_where_few_choices_are_struck_before_bounds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solve_module, "_SMALL", 0)
+    monkeypatch.setattr(presolve_module, "_FEW_PAIRS", 0)
+    monkeypatch.setattr(presolve_module, "_LEAST_COMPARED", 150)
+    problem = task(seed, n=9).problem
+    few, all_of_it = without_presolve(problem), without_presolve(problem)
+    few.shrink_for_bounds(Budget())
+    all_of_it.shrink(Budget())
+    assert few.pairs >= all_of_it.pairs
+    found, best = solve_module.solve(problem), lookup("dp").run(task(seed, n=9))
+    assert found is not None and best is not None
+    assert found.objective == pytest.approx(best.seconds) == found.bound
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_last_plans_are_recombined(seed: int) -> None:
+    """Exactly: no plan that takes each node's choice from one of them costs less."""
+    problem = task(seed, n=10).problem
+    random = np.random.default_rng(seed)
+    one, other = ([int(random.integers(len(c))) for c in problem.nodes] for _ in range(2))
+    r = without_presolve(problem)
+
+    def exact(kernel: Presolved, budget: Budget) -> tuple[dict[int, int] | None, float]:
+        return solve_module._Program(kernel).solve(0.0, budget)
+
+    closing = Closing(problem.evaluate, lambda _, choice: choice, exact, 0.0, Budget())
+    closing._round(r)
+    closing.seen = [one, other]
+    closing.choice, closing.objective = one, problem.evaluate(one)
+    closing._recombine(r, Budget())
+    mixed = min(problem.evaluate(list(mix)) for mix in itertools.product(*zip(one, other, strict=True)))
+    assert closing.objective <= mixed + 1e-9
+    assert closing.choice is not None and problem.evaluate(closing.choice) == pytest.approx(closing.objective)
 
 
 @pytest.mark.parametrize(("work", "seconds"), [(0.0, math.inf), (1e5, math.inf), (1e6, math.inf), (math.inf, 1e-4)])

@@ -6,6 +6,7 @@ boundary ops are, and so is everything in its bodies. Values know the scope they
 step runs through it.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from .source import Lines
+
+_name_of = functools.lru_cache(maxsize=256)(str)  # by dtype; numpy puts it together each time
 
 
 @dataclass(eq=False, slots=True)
@@ -28,6 +31,11 @@ class Value:
     literal: Any = None
     weak: bool = False
     """Whether its type gives way to another's, as a Python scalar's does."""
+
+    @property
+    def dtype_name(self) -> str:
+        """``float32``, ``bfloat16``, ``key<fry>``."""
+        return _name_of(self.dtype)
 
     @property
     def itemsize(self) -> int:

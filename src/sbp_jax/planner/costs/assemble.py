@@ -148,7 +148,8 @@ def _link(
     gives_at = [at[c] for c in gives]
     wanted_at = [[at[c] for c in w] for w in wanted]
     if len(readers) == 1:
-        graph.connect(source, readers[0][0], price(waiting[0], covers[0])[np.ix_(gives_at, wanted_at[0])])
+        whole = price(waiting[0], covers[0])
+        graph.connect(source, readers[0][0], whole.take(gives_at, axis=0).take(wanted_at[0], axis=1))
         return
     # What is shared must be there for the first that waits for it.
     to_hub = price(max(waiting), min(covers, key=np.sum))

@@ -98,7 +98,7 @@ class CostModel:
                 return self._product(op, strategy, cluster.flops, moved)
         # An op none of whose results reaches memory runs inside the kernel of what reads them.
         is_kernel = any(cluster.in_memory[len(cluster.ins) :]) or not self._is_hardware
-        dtype = str(cluster.outs[0].dtype) if cluster.outs else "float32"
+        dtype = cluster.outs[0].dtype_name if cluster.outs else "float32"
         return self.hardware.op_seconds(flops, moved, dtype, is_kernel)
 
     def _touched(self, cluster: OpCluster, strategy: Strategy, op: Op) -> float:

@@ -6,6 +6,8 @@ A variance takes the mean that a norm has taken already, and subtracts it once m
 import math
 from collections.abc import Callable, Collection, Hashable, Sequence
 
+import numpy as np
+
 from ...trace import Atom, Graph, Lit, Op, Program, Value
 from .kernels import MOVES, RENAMES
 
@@ -71,7 +73,7 @@ def _first(graph: Graph, eligible: Sequence[bool], free: Collection[int]) -> dic
 def _told(x: Atom, of: Callable[[Value], _Elements], in_step: bool) -> Hashable:
     """What an operand is, for its reader; ``in_step``: whatever its shape."""
     if isinstance(x, Lit):
-        return str(x.dtype), x.shape, repr(x.literal)
+        return x.dtype, x.shape, np.asarray(x.literal).tobytes()
     return of(x), None if in_step else x.shape
 
 

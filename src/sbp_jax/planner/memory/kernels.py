@@ -134,7 +134,7 @@ def in_reductions(program: Program, readers: Mapping[int, Sequence[tuple[Op, int
     found = [False] * len(program.nodes)
     for op in reversed(program.nodes):
         users = [u for v in op.outs for u, _ in readers.get(v.id, ())]
-        if op.name in _IN_LIBRARY and len(users) == 1 and op.outs[0].dtype.name in _FLOATS:
+        if op.name in _IN_LIBRARY and len(users) == 1 and op.outs[0].dtype_name in _FLOATS:
             (user,) = users
             found[op.index] = found[user.index] or user.name in _OF_LIBRARY
     return found

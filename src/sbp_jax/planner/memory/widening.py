@@ -39,7 +39,7 @@ class Widening:
 
 def is_narrow(v: Value) -> bool:
     """Whether a value's elements are floats of 16 bits."""
-    return v.dtype.name in _NARROW
+    return v.dtype_name in _NARROW
 
 
 def widened(
@@ -95,7 +95,7 @@ def is_widened(op: Op, device: str) -> bool:
     """
     if device != "cpu" or op.name not in _PRODUCTS or not is_narrow(op.outs[0]):
         return False
-    if op.name != "dot_general" or not multiplies_bfloat16() or op.outs[0].dtype.name != "bfloat16":
+    if op.name != "dot_general" or not multiplies_bfloat16() or op.outs[0].dtype_name != "bfloat16":
         return True
     (left, right), (left_batch, right_batch) = op.params["dimension_numbers"]
     a, b = (len(x.shape) for x in op.ins)

@@ -67,7 +67,7 @@ def _collected(loop: Structured, maker: Mapping[int, Op]) -> dict[_Type, list[Va
 
 
 def _type(v: Value) -> _Type:
-    return v.shape, str(v.dtype)
+    return v.shape, v.dtype_name
 
 
 def _named(x: Value, maker: Mapping[int, Op]) -> Value:

@@ -55,11 +55,6 @@ def proving_work(problem: CostGraph) -> float:
     return 2.0 * _PROVING_SWEEPS * problem.pairs
 
 
-def pairs(r: Presolved) -> int:
-    """How many pairs of choices the edges have."""
-    return sum(m.size for m in r.edges.values())
-
-
 def consistent(r: Presolved) -> bool:
     """Strike choices that cannot be had, or have nothing to go with at a neighbour; False if a node has none left."""
     pending = dict.fromkeys(r.nodes)
@@ -102,7 +97,7 @@ class PresolvedMessages:
         self.part = {n: 1.0 / max(len(self.later[n]), len(self.earlier[n]), 1) for n in self.order}
         self.total = {n: np.empty(len(r.nodes[n])) for n in self.order}
         # Of one sweep.
-        self.work = pairs(r) + _EDGE_WORK * (len(r.edges) + len(r.nodes))
+        self.work = r.pairs + _EDGE_WORK * (len(r.edges) + len(r.nodes))
         self._forwards = [self._passes(n, self.later[n]) for n in self.order]
         self._backwards = [self._passes(n, self.earlier[n]) for n in reversed(self.order)]
 
@@ -145,12 +140,12 @@ class PresolvedMessages:
         for n, total in self.total.items():
             self.r.nodes[n] = total * (1.0 - len(self.earlier[n]) * self.part[n])
 
-    def strike(self, most: float) -> list[int]:
-        """Strike the choices whose totals are more than ``most`` above the least; the nodes that had some."""
-        changed = []
-        for n, total in self.total.items():
-            keep = total - total.min() <= most
-            if not keep.all() and keep.any():
-                self.r.keep(n, keep)
-                changed.append(n)
-        return changed
+    def within(self, most: float) -> dict[int, np.ndarray]:
+        """By node which choices have totals at most ``most`` above the least: all, where none would be left."""
+        found = {n: total - total.min() <= most for n, total in self.total.items()}
+        return {n: keep if keep.any() else ~keep for n, keep in found.items()}
+
+    @property
+    def choices(self) -> int:
+        """How many choices the nodes have together."""
+        return sum(len(total) for total in self.total.values())

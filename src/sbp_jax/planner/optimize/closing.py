@@ -6,8 +6,9 @@ moves them node by node, there and back, so that the bound only grows. With a pl
 provably costs more than U goes (reduced-cost fixing); after a few sweeps each time, so that the next ones have less to
 do. Most often the bound is nearly tight long before the best plan is read off: so a guess below U takes its place on a
 copy, which then is small enough to be solved exactly. Either its plan is the best of all, or none is so cheap, the
-guess is a bound, and its plan most likely a good one. Plans are improved region by region (``regions.py``), and where
-few assignments are left within the gap, elimination ends the search (``elimination.py``).
+guess is a bound, and its plan most likely a good one. Plans are recombined (fusion moves: Lempitsky, Rother, Roth and
+Blake, IEEE TPAMI 32(8), 2010) and improved region by region (``regions.py``), and where few assignments are left within
+the gap, elimination ends the search (``elimination.py``).
 """
 
 import itertools
@@ -19,7 +20,7 @@ import numpy as np
 
 from ..budget import EQUAL, WORK_A_SECOND, Budget
 from ..costs.cost_graph import IMPOSSIBLE
-from .bounds import Choice, PresolvedMessages, consistent, pairs
+from .bounds import Choice, PresolvedMessages, consistent
 from .elimination import TooMany, cheapest
 from .presolve import Presolved
 from .regions import FIRST, MOST, improve_regions
@@ -46,8 +47,15 @@ _GUESSES = (0.6, 0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.015, 0.008, 0.004, 0.002, 0
 _FEW_GUESSED = 40_000
 # Of work, for the program of one guess.
 _GUESS_SECONDS = 3.0
+# So many of the last plans are recombined, with what costs least by the messages where that is so few pairs of choices;
+# work for the program of one.
+_RECOMBINED = 8
+_FEW_RECOMBINED = 12_000
+_RECOMBINE_SECONDS = 0.5
 # Steps beside rounds get so many times the work of all rounds.
-_REGIONS, _ELIMINATIONS, _GUESSES_SHARE = 2.0, 1.5, 3.0
+_RECOMBINATIONS, _REGIONS, _ELIMINATIONS, _GUESSES_SHARE = 1.0, 2.0, 1.5, 3.0
+# Until bounds settle, less than this part of the choices is not struck.
+_WORTH_STRIKING = 0.05
 # Bounds are settled when a round raises them by less than this part.
 _SETTLED = 0.003
 # Eliminations are within this part of the gap at first, and have so many assignments at once.
@@ -78,6 +86,8 @@ class Closing:
     there: float = -math.inf
     spare: dict[int, np.ndarray] = field(default_factory=dict)
     kept: dict[int, np.ndarray] = field(default_factory=dict)
+    # The messages of the last sweeps, unless they are in the costs already.
+    messages: PresolvedMessages | None = None
     # The plan that message passing gave last; work until now, by step.
     read: list[int] = field(default_factory=list)
     in_rounds: float = 0.0
@@ -106,6 +116,11 @@ class Closing:
 
         ``is_enough`` says of what is left that it need not get smaller.
         """
+        self._rounds(r, few_pairs, is_enough)
+        if not self.done:
+            self._strike(r)
+
+    def _rounds(self, r: Presolved, few_pairs: int, is_enough: Callable[[Presolved], bool]) -> None:
         last_gap, last_pairs, idle = math.inf, math.inf, 0
         for k in itertools.count():
             if not (consistent(r) and r.nodes):
@@ -113,22 +128,25 @@ class Closing:
                 if not r.nodes:
                     self.offer(r.expand({}))
                 return
-            before = pairs(r)
-            if before <= few_pairs or self.budget.over or is_enough(r):
+            before = r.pairs
+            # One round is worth it in any case: with few pairs it often closes the gap.
+            if (before <= few_pairs and k > 0) or self.budget.over or is_enough(r):
                 return
             known, spent = self.bound, self.budget.spent
             self.bound = max(self.bound, self._round(r))
-            self.in_rounds += self.budget.spent - spent
             # Before bounds settle they say little of where a plan may gain.
             settled = self.bound - known <= _SETTLED * abs(self.bound)
+            self._strike(r, 0.0 if settled else _WORTH_STRIKING)
+            self.in_rounds += self.budget.spent - spent
             if settled and self.exact is not None:
+                self._in_turn(self._recombine, r, _RECOMBINATIONS)
                 self._in_turn(self._regions, r, _REGIONS)
                 self._in_turn(self._eliminate, r, _ELIMINATIONS)
-            if pairs(r) > few_pairs:
+            if r.pairs > few_pairs:
                 self._in_turn(self._guess, r, _GUESSES_SHARE)
             if self.done:
                 return
-            gap, left = self.objective - self.bound, pairs(r)
+            gap, left = self.objective - self.bound, r.pairs
             idle = 0 if gap <= _WORTH * last_gap or left <= _WORTH * last_pairs else idle + 1
             may_end = self.exact is None or left <= _LARGE or self.budget.part >= _ENOUGH
             if k >= _MOST_ROUNDS or (may_end and (idle >= _IDLE or k >= _ROUNDS)):
@@ -148,8 +166,8 @@ class Closing:
         self.in_steps[name] = self.in_steps.get(name, 0.0) + some.spent
 
     def _round(self, r: Presolved) -> float:
-        """A few sweeps, the plan read off, what costs more than the best plan struck; the bound."""
-        m = PresolvedMessages(r)
+        """A few sweeps, and the plan read off; the bound."""
+        m = self.messages = self.messages or PresolvedMessages(r)
         there = back = -math.inf
         for _ in range(_SWEEPS):
             there, back = m.sweep(forwards=True), m.sweep(forwards=False)
@@ -158,15 +176,45 @@ class Closing:
                 break
         self.read = r.expand(self.improve(r, m.read()))
         self.offer(self.read)
-        bound = back + r.constant
-        most = self.objective
         self.there, self.spare = there + r.constant, {n: t - t.min() for n, t in m.total.items()}
         self.kept = {n: r.kept[n] for n in r.nodes}
+        return back + r.constant
+
+    def _strike(self, r: Presolved, least: float = 0.0) -> None:
+        """Strike what costs more than the best plan, if that is this part of the choices at least.
+
+        The messages go into the costs then: to begin with new ones takes as long as four sweeps.
+        """
+        if (m := self.messages) is None:
+            return
+        most = self.objective - self.there + EQUAL * abs(self.objective) if self.objective < IMPOSSIBLE else math.inf
+        left = m.within(most)
+        if sum(int(k.sum()) for k in left.values()) > (1.0 - least) * m.choices:
+            return
         m.move()
-        changed = m.strike(most - r.constant - there + EQUAL * abs(most)) if most < IMPOSSIBLE else []
+        self.messages = None
+        changed = [n for n, keep in left.items() if not keep.all()]
+        for n in changed:
+            r.keep(n, left[n])
         if changed:
-            r.shrink(self.budget, [n for c in changed for n in (c, *r.around[c])])
-        return bound
+            r.shrink_for_bounds(self.budget, [n for c in changed for n in (c, *r.around[c])])
+
+    def _recombine(self, r: Presolved, budget: Budget) -> None:
+        """The best plan of what the last ones choose, node by node, and of what costs least by the messages."""
+        if self.choice is None or self.exact is None:
+            return
+        plans = [r.nearest(p) for p in (self.choice, *self.seen[-_RECOMBINED:])]
+        chosen = {n: np.unique([p[n] for p in plans]) for n in r.nodes}
+        least = {n: np.union1d(chosen[n], np.flatnonzero(self.spare[n][k] <= 0.0)) for n, k in self._rows(r)}
+        few = r.among(least)
+        if few.pairs > _FEW_RECOMBINED:
+            few = r.among(chosen)
+        few.shrink(budget)
+        if not consistent(few):
+            return
+        choice, _ = self.exact(few, budget.some(_RECOMBINE_SECONDS)) if few.nodes else ({}, 0.0)
+        if choice is not None:
+            self.offer(few.expand(choice))
 
     def _regions(self, r: Presolved, budget: Budget) -> None:
         """Better plans by regions of the kernel: first than the best one, then than what messages read off last."""

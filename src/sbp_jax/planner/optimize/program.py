@@ -21,7 +21,7 @@ from . import highs
 from .arrays import equal_rows
 from .bounds import consistent
 from .closing import Closing
-from .presolve import Presolved, presolve
+from .presolve import Presolved, without_presolve
 from .sums import dot
 
 # Random roundings of a relaxation for a first plan: where branching begins with it, where it is all that is asked.
@@ -62,7 +62,8 @@ def solve(
     locally) and a bound, if a weak one; None also where that choice is impossible.
     """
     budget = budget or Budget()
-    r = presolve(problem, budget)
+    r = without_presolve(problem)
+    r.shrink_for_bounds(budget)
     size = len(r.nodes)
 
     def exact(kernel: Presolved, some: Budget) -> tuple[dict[int, int] | None, float]:
