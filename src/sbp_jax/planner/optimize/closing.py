@@ -123,7 +123,8 @@ class Closing:
     def _rounds(self, r: Presolved, few_pairs: int, is_enough: Callable[[Presolved], bool]) -> None:
         last_gap, last_pairs, idle = math.inf, math.inf, 0
         for k in itertools.count():
-            if not (consistent(r) and r.nodes):
+            # With messages that are not in the costs yet, it is the kernel of the round before.
+            if not r.nodes or (self.messages is None and not consistent(r)):
                 self.bound = max(self.bound, self.objective if r.nodes else min(self.objective, r.constant))
                 if not r.nodes:
                     self.offer(r.expand({}))

@@ -5,6 +5,7 @@ last, and the peak may lie elsewhere. So a mix is judged by when the rewritten p
 (``memory/liveness.py``), with the bytes that they have in the plan; copies in other signatures are taken to stay.
 """
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -33,9 +34,12 @@ class Held:
         """What the plan holds that is not counted: copies in other signatures above all."""
 
     def __call__(self, nodes: Collection[int], budget: Budget) -> float:
-        """Bytes per device at the peak, where these nodes are made again beyond the turn."""
+        """Bytes per device at the peak, where these nodes are made again beyond the turn; infinite where the budget is
+        over."""
         asked = frozenset(nodes)
         if asked not in self._known:
+            if budget.over:
+                return math.inf
             program, origin = recompute(self.program, self.turn.node, asked)
             self._known[asked] = self.beside + self._peak(program, origin, budget)
         return self._known[asked]

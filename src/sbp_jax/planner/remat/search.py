@@ -235,7 +235,8 @@ class _Choice:
 
         def plan(nodes: frozenset[int]) -> None:
             holds = held(nodes, budget)
-            if not any(r.holds <= holds and r.error.least_bytes > self.limit for r in self.refusals):
+            less = [r for r in self.refusals if r.holds <= holds < math.inf]
+            if not any(r.error.least_bytes > self.limit for r in less):
                 self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds)
 
         def first_within(holding: Sequence[float]) -> int:
@@ -253,20 +254,23 @@ class _Choice:
         again = min(self.tried, key=lambda p: p.objective).recomputed
         k = next((k for k, r in enumerate(rungs) if again is not None and r.nodes == set(again.nodes)), 0)
         between = _between(rungs[k - 1].nodes, rungs[k].nodes) if k > 0 else []
-        if between and holding[k] <= self.limit:
-            plan(next((n for n in between if held(n, budget) <= self.limit), rungs[k].nodes))
-        if between and over_turn[k - 1] > self.limit:
+        found: list[frozenset[int] | None] = []
+        if holding[k] <= self.limit:
+            found.append(next((n for n in between if held(n, budget) <= self.limit), None))
+        if over_turn[k - 1] > self.limit:
             # In other signatures one may do that holds too much in these: the least that could be enough.
-            least = (n for n in between if base.memory_per_device - ladder.saved(n) <= self.limit)
-            plan(next(least, rungs[k].nodes))
+            spared = base.memory_per_device - self.limit
+            found.append(next((n for n in between if ladder.saved(n) >= spared), None))
+        for nodes in dict.fromkeys(found):
+            if nodes is not None:
+                plan(nodes)
 
     def mix_least(self, base: PlanData, turn: Turn, ladder: Ladder, held: Held, budget: Budget) -> None:
         """Plan the mixes that hold least, of the ladder's and of those between two, until one fits."""
         rungs = [Rung(frozenset(), 0.0, 0.0), *ladder.rungs()]
         mixes = [r.nodes for r in rungs[1:]]
         for less, more in itertools.pairwise(rungs):
-            if not budget.over:
-                mixes += _between(less.nodes, more.nodes)
+            mixes += _between(less.nodes, more.nodes)
         # Of those that hold the same, which often are the same program, the cheapest.
         cheapest = {held(n, budget): n for n in sorted(mixes, key=ladder.seconds_of, reverse=True)}
         for holds, nodes in sorted(cheapest.items())[:_LEAST]:
