@@ -21,9 +21,10 @@ _CONVERGED = 1e-4
 _EDGE_WORK = 400
 
 Choice = dict[int, int]
-# Of a sweep at a node: its costs and what it was given, their sum, the part for each neighbour ahead, the part of the
-# node's least that counts for the bound; by neighbour the edge's costs, what it gave, what it gets.
-_Pass = tuple[np.ndarray, np.ndarray, float, float, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]
+# Of a sweep at a node: its costs and what it was given, their sum (and as a column), the part for each neighbour ahead,
+# the part of the node's least that counts for the bound; by neighbour the edge's costs, what it gave (as a column) and
+# what it gets.
+_Pass = tuple[np.ndarray, np.ndarray, np.ndarray, float, float, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]
 
 
 def spares(problem: CostGraph, budget: Budget) -> tuple[float, list[np.ndarray]]:
@@ -102,20 +103,21 @@ class PresolvedMessages:
         self._backwards = [self._passes(n, self.earlier[n]) for n in reversed(self.order)]
 
     def _passes(self, n: int, ahead: list[int]) -> _Pass:
-        to = [(self.matrix[n, a], self.given[a, n], self.given[n, a]) for a in ahead]
-        return self.gathered[n], self.total[n], self.part[n], 1.0 - len(ahead) * self.part[n], to
+        to = [(self.matrix[n, a], self.given[a, n][:, None], self.given[n, a]) for a in ahead]
+        total, part = self.total[n], self.part[n]
+        return self.gathered[n], total, total[:, None], part, 1.0 - len(ahead) * part, to
 
     def sweep(self, forwards: bool) -> float:
         """Every node gives the neighbours ahead of it equal parts of what it has; the bound then."""
         bound, add, least = 0.0, np.add.reduce, np.minimum.reduce
-        for gathered, total, part, counted, ahead in self._forwards if forwards else self._backwards:
+        for gathered, total, column, part, counted, ahead in self._forwards if forwards else self._backwards:
             add(gathered, axis=0, out=total)
             # What a node gives away is counted where it arrives.
             bound += float(least(total)) * counted
             if ahead:
-                share = part * total
+                share = part * column
                 for m, back, given in ahead:
-                    least(m + (share - back)[:, None], axis=0, out=given)
+                    least(m + (share - back), axis=0, out=given)
         return bound
 
     def read(self) -> Choice:
