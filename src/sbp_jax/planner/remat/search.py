@@ -36,9 +36,9 @@ _FIRST, _FIRST_OF_SEVERAL = 0.75, 0.5
 # Each other mix's part of what is left, if that is more than this part of the budget; while none fits, than the last.
 _OF_LEFT = 0.5
 _OTHER, _ONE_OF_SEVERAL = 0.25, 0.15
-# What is left is one's whose smallest limit is told, or this part of the budget; that is looked for beyond it.
-_TELLING = 0.05
 _WHILE_NONE = 0.5
+# A mix whose smallest limit is told is searched for a plan once more: with what is left, or this part of the budget.
+_TELLING = 0.05
 # What the gap is of, at the end of a note.
 _PROVEN = "; the gap is proven over the mixes that a plan was found for"
 # Mixes looked at between two, and seconds of work for looking. Where none fits, so many that hold least are planned.
@@ -233,11 +233,14 @@ class _Choice:
         rungs = [Rung(frozenset(), 0.0, 0.0), *ladder.rungs()]
         budget = self.request.budget.some(_LOOK_SECONDS)
 
+        def mix(nodes: frozenset[int], holds: float) -> None:
+            self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds)
+
         def plan(nodes: frozenset[int]) -> None:
             holds = held(nodes, budget)
             less = [r for r in self.refusals if r.holds <= holds < math.inf]
             if not any(r.error.least_bytes > self.limit for r in less):
-                self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds)
+                mix(nodes, holds)
 
         def first_within(holding: Sequence[float]) -> int:
             return next((k for k, x in enumerate(holding) if x <= self.limit), holding.index(min(holding)))
@@ -249,33 +252,24 @@ class _Choice:
             if 0 < k < len(rungs) and (k <= surely or holding[k] < holding[surely]):
                 plan(rungs[k].nodes)
         if not self.tried:
-            self.mix_least(base, turn, ladder, held, budget)
+            for holds, nodes in _holding_least(rungs, ladder, held, budget):
+                if not self.tried and all(r.holds != holds for r in self.refusals):
+                    mix(nodes, holds)
             return
         again = min(self.tried, key=lambda p: p.objective).recomputed
-        k = next((k for k, r in enumerate(rungs) if again is not None and r.nodes == set(again.nodes)), 0)
-        between = _between(rungs[k - 1].nodes, rungs[k].nodes) if k > 0 else []
-        found: list[frozenset[int] | None] = []
-        if holding[k] <= self.limit:
-            found.append(next((n for n in between if held(n, budget) <= self.limit), None))
-        if over_turn[k - 1] > self.limit:
+        best = next((k for k, r in enumerate(rungs) if again is not None and r.nodes == set(again.nodes)), 0)
+        if best == 0:
+            return
+        between = _between(rungs[best - 1].nodes, rungs[best].nodes)
+        surest = least = None
+        if holding[best] <= self.limit:
+            surest = next((n for n in between if held(n, budget) <= self.limit), None)
+        if over_turn[best - 1] > self.limit:
             # In other signatures one may do that holds too much in these: the least that could be enough.
             spared = base.memory_per_device - self.limit
-            found.append(next((n for n in between if ladder.saved(n) >= spared), None))
-        for nodes in dict.fromkeys(found):
-            if nodes is not None:
-                plan(nodes)
-
-    def mix_least(self, base: PlanData, turn: Turn, ladder: Ladder, held: Held, budget: Budget) -> None:
-        """Plan the mixes that hold least, of the ladder's and of those between two, until one fits."""
-        rungs = [Rung(frozenset(), 0.0, 0.0), *ladder.rungs()]
-        mixes = [r.nodes for r in rungs[1:]]
-        for less, more in itertools.pairwise(rungs):
-            mixes += _between(less.nodes, more.nodes)
-        # Of those that hold the same, which often are the same program, the cheapest.
-        cheapest = {held(n, budget): n for n in sorted(mixes, key=ladder.seconds_of, reverse=True)}
-        for holds, nodes in sorted(cheapest.items())[:_LEAST]:
-            if not self.tried and all(r.holds != holds for r in self.refusals):
-                self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds)
+            least = next((n for n in between if ladder.saved(n) >= spared), None)
+        for nodes in dict.fromkeys(n for n in (surest, least) if n is not None):
+            plan(nodes)
 
     def mix(self, turn: Turn, nodes: Collection[int], at_least: float, holds: float) -> None:
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already.
@@ -362,3 +356,15 @@ def _between(less: frozenset[int], more: frozenset[int]) -> list[frozenset[int]]
     parts = sorted(more - less)
     ends = dict.fromkeys(parts[len(parts) * part // _PARTS] for part in range(1, _PARTS)) if parts else {}
     return [less | {n for n in more if n < end} for end in ends]
+
+
+def _holding_least(
+    rungs: Sequence[Rung], ladder: Ladder, held: Held, budget: Budget
+) -> list[tuple[float, frozenset[int]]]:
+    """The mixes that hold least, with the bytes: of the ladder's, and of those between two."""
+    mixes = [r.nodes for r in rungs[1:]]
+    for less, more in itertools.pairwise(rungs):
+        mixes += _between(less.nodes, more.nodes)
+    # Of those that hold the same, which often are the same program, the cheapest.
+    cheapest = {held(n, budget): n for n in sorted(mixes, key=ladder.seconds_of, reverse=True)}
+    return sorted(cheapest.items(), key=lambda item: item[0])[:_LEAST]
