@@ -218,6 +218,18 @@ def test_a_limit_that_nobody_named(part: float, named: bool, times: int, monkeyp
     assert len(looked) == times
 
 
+def test_nothing_is_searched_where_every_plan_holds_too_much() -> None:
+    """Of plans below some seconds no smallest limit is told, so each node's and edge's least bytes are the answer."""
+    problem = random_problem(0)
+    held = Bytes.against(problem, 0)
+    limit = min(sum(c.min() for c in p.nodes) for p in held.points)
+    budget = Budget()
+    assert search(Goal(problem, held, limit, below=1e6, budget=budget)) is None
+    assert budget.spent == 0
+    with pytest.raises(TooSmall, match="the smallest that one does is"):
+        search(Goal(problem, held, limit))
+
+
 def test_what_the_search_for_the_smallest_takes_is_not_counted() -> None:
     budget = Budget(10.0, stops=((5.0, 0.01),))
     other = budget.unbounded()

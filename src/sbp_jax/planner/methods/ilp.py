@@ -42,7 +42,7 @@ _FOR_FAMILIES = 0.3
 @register("ilp", promises="exact")
 def ilp(task: Task) -> Found | None:
     """The cheapest plan, proven; when the budget is over the best one seen."""
-    if not task.thorough and task.tell_smallest and _is_hopeless(task):
+    if not task.thorough and task.tell_smallest and task.holds_too_much:
         # The answer is the smallest limit that works: that takes what it takes, or what a user's time allows.
         task = replace(task, budget=task.budget.unbounded())
     first: dict[str, Found | None] = {}
@@ -114,15 +114,6 @@ def _open_at(task: Task) -> float:
     if task.shares_layers:
         return _OPEN_IF_SHARED
     return _OPEN_IF_MANY if task.problem.pairs > _MANY else _OPEN
-
-
-def _is_hopeless(task: Task) -> bool:
-    """Whether every plan holds too much: by each node's and edge's least, where the cheapest nodes peak."""
-    if task.limit_bytes is None or task.whole_bytes <= task.limit_bytes:
-        return False
-    point = int(task.footprint.over_time([int(c.argmin()) for c in task.problem.nodes]).argmax())
-    held = task.footprint.at(point)
-    return sum(c.min() for c in held.nodes) + sum(m.min() for m in held.edges.values()) > task.limit_bytes
 
 
 def _told(name: str, memory_is_short: bool) -> str:

@@ -1,6 +1,5 @@
 """What every search method is given and gives back."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,6 @@ class Task(Goal):
         find_roles: which nodes decide parameters, optimizer state, data and gradients; not every method asks.
         find_features: by node and choice what a device does, a graph for each of those in ``costs/features.py``; empty
             where that is not known.
-        whole_bytes: of all values together, uncut: within such a limit no plan can hold too much.
         n_axes: how many the mesh has.
         options: the values of the method's options, all of them, by name.
         placement, cluster: the mesh, and the hardware that costs are of; None for a bare cost graph.
@@ -29,7 +27,6 @@ class Task(Goal):
 
     find_roles: Callable[[], NodeRoles] = NodeRoles
     find_features: Callable[[], Sequence[CostGraph]] = tuple
-    whole_bytes: float = math.inf
     n_axes: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     placement: Placement | None = None

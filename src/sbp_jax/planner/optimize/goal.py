@@ -49,6 +49,7 @@ class Goal:
         find_start: gives plans and prices to begin with, or None; asked where the cheapest plan does not fit.
         clusters_per_class: how many clusters of ops share one decision, on average.
         start_stops: stops of the search for a plan that fits, where its plan is only what others start from.
+        whole_bytes: of all values together, uncut: within such a limit no plan can hold too much.
     """
 
     problem: CostGraph
@@ -66,9 +67,20 @@ class Goal:
     find_start: FindStart | None = None
     clusters_per_class: float = 1.0
     start_stops: Stops = ()
+    whole_bytes: float = math.inf
 
     @property
     def shares_layers(self) -> bool:
         """Whether most decisions are of many layers at once. A plan between two is then none of them, whatever is
         tried: gaps under a memory limit stay open."""
         return self.clusters_per_class > _SHARED
+
+    @property
+    def holds_too_much(self) -> bool:
+        """Whether every plan does: by each node's and edge's least, at the point where the cheapest nodes peak."""
+        if self.limit_bytes is None or self.whole_bytes <= self.limit_bytes:
+            return False
+        point = int(self.footprint.over_time([int(c.argmin()) for c in self.problem.nodes]).argmax())
+        held = self.footprint.at(point)
+        least = sum(float(c.min()) for c in held.nodes) + sum(float(m.min()) for m in held.edges.values())
+        return least > self.limit_bytes

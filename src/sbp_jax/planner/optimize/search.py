@@ -1,5 +1,6 @@
 """The search for the cheapest plan that fits: solve; where memory is short, fit (``fit.py``)."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -37,6 +38,8 @@ def search(goal: Goal) -> Found | None:
 
     Raises ``TooSmall`` with the smallest limit found possible, where the goal's is less, or ``OutOfTime``.
     """
+    if math.isfinite(goal.below) and goal.holds_too_much:  # the smallest limit is not asked for
+        return None
     solution = solve(goal.problem, goal.gap, goal.budget, goal.guesses)
     if solution is None or solution.bound >= goal.below:
         return None
