@@ -206,9 +206,9 @@ def test_a_limit_that_nobody_named(part: float, named: bool, times: int, monkeyp
     least = min(held.over_time(c).max() for c in every(problem))
     looked: list[float] = []
 
-    def lower(self: Smallest, solution: Solution, memory: np.ndarray, bound: float) -> tuple[Solution, np.ndarray]:
+    def lower(self: Smallest, seen: list[tuple[Solution, np.ndarray]], bound: float) -> float:
         looked.append(bound)
-        return solution, memory
+        return bound
 
     monkeypatch.setattr(Smallest, "_lower", lower)
     for name in ("_rounds", "_any_plan", "_combine", "_combine_by_node", "_exactly"):
@@ -325,6 +325,18 @@ def test_plans_that_fit_are_found_near_the_smallest_limit(seed: int) -> None:
     assert all(held.over_time(c).max() <= limit for c in met)
     costs = [problem.evaluate(c) for c in met]
     assert costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_plans_that_hold_less_and_less(seed: int) -> None:
+    """Each less than the one before, whether it is within the limit of the moment or not; the bound is true."""
+    problem = random_problem(seed)
+    held = Bytes.against(problem, seed)
+    peaks = sorted(held.over_time(c).max() for c in every(problem))
+    first, met = float(peaks[len(peaks) // 2]), list[float]()
+    bound = Feasible(problem, held).lower(first, 0.0, Budget(), lambda c: met.append(held.over_time(c).max()))
+    assert met == sorted(met, reverse=True) and len(set(met)) == len(met)
+    assert 0.9 * peaks[0] <= bound <= peaks[0] <= met[-1] <= 1.01 * peaks[0] < first
 
 
 def test_a_plan_that_presolve_leaves_alone_is_found() -> None:

@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 
 import sbp_jax as sbp
 import sbp_jax.cluster as clusters
+from sbp_jax.plan import Recomputed
 from sbp_jax.planner import Request, decide, meshes
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.catalogue import lookup
@@ -236,7 +238,7 @@ def test_meshes_passed_over_are_named_and_costs_are_seconds() -> None:
     assert "; 8 passed over: no plan was found that fits into memory" in meshes.best_of(places, plan_on).notes[-1]
 
 
-def test_what_is_made_again_and_why() -> None:
+def test_what_is_made_again_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what a mix does is told of it; it is to fit where holding all does not."""
 
     def layers(state, x):
@@ -255,8 +257,11 @@ def test_what_is_made_again_and_why() -> None:
     (note,) = (n for n in tight.notes if "backward part" in n)
     assert "arguments are read anew in the backward part, nothing is computed again" in note
     assert note.startswith(("to fit, ", "memory is short: "))
-    choice = object.__new__(remat._Choice)
-    choice.tried = []
-    assert choice.told(3, False).startswith("to fit, 3 nodes are run again in the backward part; the gap")
-    choice.tried = [planned()]
-    assert choice.told(3, True).startswith("memory is short: arguments are read anew in the backward part, 3 nodes")
+    choice, again = object.__new__(remat._Choice), Recomputed(5, (1, 2, 3))
+    choice.program = None  # pyright: ignore[reportAttributeAccessIssue]
+    choice.refusals = [SimpleNamespace(origin=None)]  # holding all
+    monkeypatch.setattr(remat, "read_anew", lambda *_: [])
+    assert choice.told(again).startswith("to fit, 3 nodes are run again in the backward part; the gap")
+    choice.refusals = [SimpleNamespace(origin=[0])]
+    monkeypatch.setattr(remat, "read_anew", lambda *_: ["w"])
+    assert choice.told(again).startswith("memory is short: arguments are read anew in the backward part, 3 nodes")

@@ -81,6 +81,8 @@ class Closing:
     choice: list[int] | None = None
     objective: float = IMPOSSIBLE
     bound: float = -math.inf
+    # A bound of so much says enough, whatever the gap.
+    enough: float = math.inf
     seen: list[list[int]] = field(default_factory=list)
     # Of the last sweeps: a bound, what each choice costs beyond it at least, and which choices those are.
     there: float = -math.inf
@@ -108,8 +110,8 @@ class Closing:
 
     @property
     def done(self) -> bool:
-        """Whether the gap is closed."""
-        return self.budget.closes(self.objective, self.bound, self.gap)
+        """Whether the gap is closed, or the bound says enough."""
+        return self.bound >= self.enough or self.budget.closes(self.objective, self.bound, self.gap)
 
     def run(self, r: Presolved, few_pairs: int, is_enough: Callable[[Presolved], bool] = lambda _: False) -> None:
         """Strike and reduce in place until the gap is closed, few pairs are left, little is gained or time is up.

@@ -27,6 +27,9 @@ _FREE_SWEEPS = 10
 # else after so many without a better plan. Set by hand.
 _IDLE, _GROWN = 150, 1e-4
 _AFTER = 20
+# Where less and less is asked for: the part of the way to the bound, and the changes of prices without a plan that holds
+# less after which it ends. Set by hand; docs/decisions/0019 has what it leads to.
+_DOWN, _LOWER_IDLE = 0.7, 60
 # A sweep there and back, with its plan, and the work beside its matrices for each node.
 _SWEEPS = 4
 _NODE_WORK = 1_500
@@ -44,9 +47,7 @@ class Feasible:
 
         Some plan must be possible without a limit.
         """
-        self._kernel = self._kernel or self._presolved(budget)
-        kernel, f = self._kernel
-        f = replace(f, limit_bytes=limit)
+        kernel, f = self._within(limit, budget)
         if (f.base > limit).any():
             return
         if not f.nodes:  # presolve left one plan
@@ -77,6 +78,51 @@ class Feasible:
             budget.spend(_SWEEPS * work)
             if best == np.inf and prices.bound > bound + _GROWN * abs(bound):
                 bound, since = prices.bound, 0
+
+    def lower(self, peak: float, bound: float, budget: Budget, meet: Callable[[Sequence[int]], object]) -> float:
+        """Give ``meet`` plans that hold less than ``peak`` bytes, each less than the one before; maybe none.
+
+        Each time the limit goes part of the way from the least peak down to the ``bound``, and prices go on from where
+        they are: what a plan holds at other points then says where to go, long before one is within the limit. Returns
+        what every plan holds at least.
+        """
+
+        def below(peak: float) -> float:
+            return peak - _DOWN * (peak - bound)
+
+        kernel, f = self._within(below(peak), budget)
+        bound = max(bound, float(f.base.max(initial=0.0)))
+        if not f.nodes:
+            meet(self._plan(kernel, {}))
+            return bound
+        messages = Messages(f)
+        work, most, since = messages.work + _NODE_WORK * len(f.nodes), f.most_cost, 0
+
+        def offer(choice: np.ndarray, profile: np.ndarray) -> float:
+            nonlocal peak, since
+            since += 1
+            if (held := float(profile.max(initial=0.0))) < peak:
+                peak, since = held, 0
+                meet(self._plan(kernel, by_node(f, choice)))
+                if peak <= prices.f.limit_bytes:
+                    prices.limit(below(peak))
+            return np.inf
+
+        prices = Multipliers(f, messages, offer)
+        messages.bound(_FREE_SWEEPS)
+        budget.spend(2 * _FREE_SWEEPS * work)
+        while not (budget.over or since >= _LOWER_IDLE or peak <= bound):
+            prices.step()
+            budget.spend(_SWEEPS * work)
+            if prices.bound > most:  # nothing is within the limit
+                bound = prices.f.limit_bytes
+                prices.limit(below(peak))
+        return bound
+
+    def _within(self, limit: float, budget: Budget) -> tuple[Kernel, Flat]:
+        self._kernel = self._kernel or self._presolved(budget)
+        kernel, f = self._kernel
+        return kernel, replace(f, limit_bytes=limit)
 
     def _plan(self, kernel: Kernel, choice: Mapping[int, int]) -> list[int]:
         found = kernel.expand(choice)

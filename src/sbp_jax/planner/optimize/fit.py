@@ -222,7 +222,7 @@ class Fitting(Known):
                 solution = self.priced(prices, whole.some(_FIRST_SECONDS), _FIRST_SECONDS)
             else:
                 solution = self.priced(prices, whole.some(allowed))
-            if solution is None:
+            if solution is None or self.is_dearer:
                 break
             longest = max(longest, (self.goal.budget.spent - start) / WORK_A_SECOND - spent)
             # Prices under which a plan comes again were too near to the last ones.

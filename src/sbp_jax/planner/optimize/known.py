@@ -154,14 +154,14 @@ class Known:
 
     def priced(self, prices: dict[int, float], budget: Budget, seconds: float = RELAXED_SECONDS) -> Solution | None:
         """The cheapest plan where bytes have prices, and the bound that it proves."""
-        problem = self.with_prices(prices)
-        known = [p.choice for p in self.plans]
+        problem, allowed = self.with_prices(prices), self.limit * sum(prices.values())
+        known, enough = [p.choice for p in self.plans], self.known_seconds + allowed
         if problem.pairs <= _FEW_PAIRS:
-            solution = solve(problem, self.goal.gap, budget, known)
+            solution = solve(problem, self.goal.gap, budget, known, enough=enough)
         else:
-            solution = solve(problem, ROUND_GAP, budget.some(seconds), known, relaxed=True)
+            solution = solve(problem, ROUND_GAP, budget.some(seconds), known, relaxed=True, enough=enough)
         if solution is not None:
-            proven = solution.bound - self.limit * sum(prices.values())
+            proven = solution.bound - allowed
             if proven > self.bound:
                 self.bound, self.prices = proven, prices
             for choice in solution.seen:

@@ -5,6 +5,7 @@ change them: an averaged subgradient step of Polyak's length (Held, Wolfe and Cr
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -71,6 +72,11 @@ class Multipliers:
         far = _STEP * self.alpha * max(aim - bound, 0.0) / length
         self.prices = np.maximum(0.0, self.prices + far * self.average / scale)
         return True
+
+    def limit(self, limit_bytes: float) -> None:
+        """Go on within another limit: from these prices, without the bound."""
+        self.f = self.messages.f = replace(self.f, limit_bytes=limit_bytes)
+        self.bound = -np.inf
 
     def restart(self, prices: np.ndarray, alpha: float) -> None:
         """Go on from other prices."""

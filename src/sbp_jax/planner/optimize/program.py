@@ -52,11 +52,12 @@ class Solution:
 
 def solve(
     problem: CostGraph, gap: float = 0.0, budget: Budget | None = None, guesses: Iterable[Sequence[int]] = (),
-    relaxed: bool = False,
+    relaxed: bool = False, enough: float = math.inf,
 ) -> Solution | None:  # fmt: skip
     """The best choice, or None when every choice is impossible. ``guesses`` are plans that may be good.
 
     ``relaxed``: no branching; what the linear relaxation leaves open is between the bound and a rounded choice.
+    ``enough``: a bound of so much ends the search.
 
     When the budget (None: no limit) is over there is still a choice (the relaxation rounded, or a first guess, improved
     locally) and a bound, if a weak one; None also where that choice is impossible.
@@ -69,7 +70,9 @@ def solve(
     def exact(kernel: Presolved, some: Budget) -> tuple[dict[int, int] | None, float]:
         return _Program(kernel).solve(gap, some)
 
-    closing = Closing(problem.evaluate, improve, None if relaxed else exact, gap, budget, bound=r.floor())
+    closing = Closing(
+        problem.evaluate, improve, None if relaxed else exact, gap, budget, bound=r.floor(), enough=enough
+    )
     for guess in guesses:
         closing.offer(list(guess))
     if not consistent(r):

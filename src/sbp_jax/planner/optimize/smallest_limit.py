@@ -29,13 +29,13 @@ _ROUND_SECONDS = 10.0
 # Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
 CLOSE = 0.01
 _STALLED = 6
+# Then plans are looked for that hold less, for so many seconds of work.
+_LOWER_SECONDS = 10.0
 # Then the smallest of the plans seen are mixed: so many of them, for so many seconds of work. What they
 # hold is looked at in so many parts of the step.
-_MIXED = 4
+_MIXED = 8
 _MIX_SECONDS = 2.0
 _PARTS = 24
-# Then plans are looked for that fit into less, for so many seconds of work together and each time.
-_LOWER_SECONDS, _EACH_SECONDS = 20.0, 10.0
 # Kinds of values that an error names. What is short is told as a part of the limit, too, up to so many times it.
 _NAMED = 5
 _FAR = 10
@@ -108,26 +108,24 @@ class Smallest:
             if known and int(memory.argmax()) in points and promised * unit <= bound * (1 + 1e-6):
                 break
             seen.append((solution, memory))
-        solution, memory = self.mixed(seen, points, bound, enough)
         if not enough:
-            solution, memory = self._lower(solution, memory, bound)
+            bound = self._lower(seen, bound)
+        solution, memory = self.mixed(seen, points, bound, enough)
         self.least = bound
         return Least(solution, memory, min(bound, float(memory.max(initial=0.0))))
 
-    def _lower(self, solution: Solution, memory: np.ndarray, bound: float) -> tuple[Solution, np.ndarray]:
-        """Plans within a limit half the way down to the bound, as long as there are; then once a quarter of the way."""
-        budget, part = self.goal.budget.some(_LOWER_SECONDS), 0.5
-        while not budget.over and part >= 0.25 and (peak := float(memory.max())) > bound * (1 + CLOSE):
-            met: list[Sequence[int]] = []
-            self.goal.progress("finding the smallest memory limit, lower")
-            self.feasible.search(peak - part * (peak - bound), budget.some(_EACH_SECONDS), met.append)
-            if met:
-                held = [self.goal.footprint.over_time(c) for c in met]
-                least = min(range(len(met)), key=lambda k: float(held[k].max()))
-                solution, memory = replace(solution, choice=tuple(met[least])), held[least]
-            else:
-                part *= 0.5
-        return solution, memory
+    def _lower(self, seen: list[tuple[Solution, np.ndarray]], bound: float) -> float:
+        """Add plans that hold less than those seen; the bound."""
+        first, memory = min(seen, key=lambda x: float(x[1].max()))
+        peak = float(memory.max())
+        if peak <= bound * (1 + CLOSE):
+            return bound
+        self.goal.progress("finding the smallest memory limit, lower")
+
+        def meet(choice: Sequence[int]) -> None:
+            seen.append((replace(first, choice=tuple(choice)), self.goal.footprint.over_time(choice)))
+
+        return max(bound, self.feasible.lower(peak, bound, self.goal.budget.some(_LOWER_SECONDS), meet))
 
     def nearest(self, known: Sequence[tuple[Solution, np.ndarray]]) -> Least:
         """The smallest plan: of those known, or found from them where that is to be told."""

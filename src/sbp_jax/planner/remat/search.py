@@ -24,6 +24,7 @@ from ..costs.op_cost import CostModel
 from ..effort import usual
 from ..make import make_plan
 from ..memory.infeasible import NoneCheaper, TooSmall
+from ..optimize.goal import Start
 from ..request import Request
 from .held import Held
 from .known import Known, again_from
@@ -175,24 +176,29 @@ class _Choice:
 
     def best(self, base: PlanData) -> PlanData:
         """The cheapest plan that fits. What values weigh and ops cost is taken from ``base``."""
-        if not self.tried and not self.refusals:
-            part = _FIRST_OF_SEVERAL if self.request.remat else _FIRST
-            first = _part(replace(self.request, tell_smallest=not self.request.remat), part)
-            self.attempt(self.program, first, holds=base.memory_per_device)
         asked = self.request
         model = CostModel(asked.cluster, asked.placement.shape, uneven=asked.uneven)
         sizes = Sizes(self.program, base, model)
         turn = find_turn(self.program, sizes)
+        is_first = not self.tried and not self.refusals
+        # Where arguments weigh much, holding all of them may take far more, and be searched in vain.
+        anew_first = is_first and turn is not None and self.frees_much(self.freed(turn, base, model))
+        if anew_first:
+            self.mix(turn, (), 0.0, base.memory_per_device)
+        if is_first:
+            self.hold_all(base)
         if turn is not None:
-            if not self.tried or self.is_worth(self.freed(turn, self.tried[0], model), self.tried[0]):
+            if not (anew_first or (self.tried and not self.is_worth(self.freed(turn, self.tried[0], model)))):
                 self.mix(turn, (), 0.0, base.memory_per_device)
-            if self.request.remat:
+            if asked.remat:
                 ladder = Ladder(self.program, base, turn, sizes)
-                self.climb(base, turn, ladder, Held(self.program, base, turn, sizes, self.request))
+                self.climb(base, turn, ladder, Held(self.program, base, turn, sizes, asked))
         if not self.tried:
             self.look_for_smallest()
         if self.tried:
             found = self.deepened()
+            if found.recomputed is not None:
+                found.notes.append(self.told(found.recomputed))
             known = [x for p in (base, *self.tried) if (x := p.statistics.get("free_seconds")) is not None]
             found.statistics |= {"free_seconds": min(known)} if known else {}
             found.bound = min(p.bound for p in self.tried)
@@ -220,12 +226,16 @@ class _Choice:
         least = 1 / self.request.placement.size
         return sum(max(copies[v.id], own(v) - v.size_bytes * least) for v in anew.values())
 
-    def is_worth(self, freed: float, plan: PlanData) -> bool:
-        """Whether so many bytes fewer may save enough of a plan's step for another search."""
-        if freed <= _WORTH * self.limit:
+    def frees_much(self, freed: float) -> bool:
+        """Whether so many bytes are a part of the limit that another plan may be worth."""
+        return freed > _WORTH * self.limit
+
+    def is_worth(self, freed: float) -> bool:
+        """Whether so many bytes fewer may save enough of the first plan's step for another search."""
+        if not self.frees_much(freed):
             return False
-        saved = freed * plan.statistics.get("seconds_per_byte", 0.0)
-        return self.request.thorough or saved > _WORTH_OF_STEP * plan.objective
+        saved = freed * self.tried[0].statistics.get("seconds_per_byte", 0.0)
+        return self.request.thorough or saved > _WORTH_OF_STEP * self.tried[0].objective
 
     def climb(self, base: PlanData, turn: Turn, ladder: Ladder, held: Held) -> None:
         """Plan the mixes from the first that may fit, if it is split more, to the first that should as it is; one
@@ -294,18 +304,29 @@ class _Choice:
             asked = _part(asked, part)
         else:
             asked = replace(asked, budget=asked.budget.at_least(part, _OF_LEFT))
-        best = min(range(len(self.tried)), key=lambda k: self.tried[k].objective, default=None)
-        known = None if best is None else Known(self.tried[best], self.programs[best][2], origin)
         # Of two mixes both are to be told of; of several see look_for_smallest.
         tells = asked.limit_is_firm and not asked.remat and not self.tried
-        asked = replace(asked, pins=pins, tell_smallest=tells, find_start=known and known.start)
+        asked = replace(asked, pins=pins, tell_smallest=tells, find_start=self.known(origin))
 
         def finish(plan: PlanData) -> None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
-            plan.notes.append(self.told(len(nodes), bool(read_anew(self.program, turn.node))))
 
         self.attempt(program, asked, origin, finish, holds)
+
+    def hold_all(self, base: PlanData) -> None:
+        """Plan the program as it is, in the part of the budget that leaves the mixes theirs."""
+        if self.tried and self.is_over:
+            self.cut = True
+            return
+        asked = _part(replace(self.request, tell_smallest=not self.request.remat), _FIRST_OF_SEVERAL)
+        asked = replace(asked, find_start=self.known(range(len(self.program.nodes))))
+        self.attempt(self.program, asked, holds=base.memory_per_device)
+
+    def known(self, origin: Sequence[int]) -> Callable[..., Start] | None:
+        """What a search begins with: the cheapest plan so far, which its own must be cheaper than."""
+        best = min(range(len(self.tried)), key=lambda k: self.tried[k].objective, default=None)
+        return None if best is None else Known(self.tried[best], self.programs[best][2], origin).start
 
     def deepened(self) -> PlanData:
         """The cheapest plan; of a user's time what is left goes to a search on in its mix, or to plans that hide more
@@ -320,18 +341,18 @@ class _Choice:
         again = self.attempt(program, asked, origin)
         if again is not None:
             again.fingerprint, again.recomputed = plan.fingerprint, plan.recomputed
-            again.notes += [n for n in plan.notes if n.startswith(("memory is short:", "to fit,"))]
             plan.bound = again.bound = min(max(plan.bound, again.bound), plan.objective, again.objective)
         return min(self.tried, key=lambda p: p.objective)
 
-    def told(self, nodes: int, reads: bool) -> str:
-        """What a mix does, and why: it is told of the cheapest plan only."""
-        anew = ["arguments are read anew in the backward part"] if reads else []
-        again = [f"{nodes} nodes are run again in the backward part" if nodes else "nothing is computed again"]
-        what = ", ".join(anew + again)
-        if any(p.recomputed is None for p in self.tried):
-            return f"memory is short: {what}, which is cheaper than holding all{_PROVEN}"
-        return f"to fit, {what}{_PROVEN}"
+    def told(self, again: Recomputed) -> str:
+        """What a mix does, and why."""
+        anew = ["arguments are read anew in the backward part"] if read_anew(self.program, again.turn) else []
+        n = len(again.nodes)
+        some = f"{n} nodes are run again in the backward part" if n else "nothing is computed again"
+        what = ", ".join([*anew, some])
+        if any(r.origin is None for r in self.refusals):
+            return f"to fit, {what}{_PROVEN}"
+        return f"memory is short: {what}, which is cheaper than holding all{_PROVEN}"
 
     def attempt(
         self, program: Program, request: Request, origin: Sequence[int] | None = None,
