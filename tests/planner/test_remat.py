@@ -138,6 +138,24 @@ def test_what_saves_next_to_nothing_is_not_searched(monkeypatch: pytest.MonkeyPa
     assert 0 < tight.statistics["seconds_per_byte"] * tight.memory_per_device < tight.objective
 
 
+def test_only_bytes_between_the_two_sides_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bytes have a price before or after both sides read the arguments, reading anew promises nothing."""
+    free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=sbp.AutoParallelConfig(overlap=False))
+    asked, told = remat._Choice.is_worth, list[bool]()
+
+    def at_points(self, turn, model):
+        plan, last = self.tried[0], len(self.program.nodes) - 1
+        for t in (0, turn.node, last):
+            plan.byte_prices = {t: plan.objective / self.limit}
+            told.append(asked(self, turn, model))
+        return False
+
+    monkeypatch.setattr(remat._Choice, "is_worth", at_points)
+    config = sbp.AutoParallelConfig(memory_limit=0.9 * free.memory_per_device, overlap=False)
+    sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+    assert told == [False, True, False]
+
+
 def test_what_frees_next_to_nothing_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Near a limit arguments may be read anew; where they weigh little, that would be the same search twice."""
 
