@@ -13,7 +13,7 @@ a barrier takes it out of there. ResNet-50 read and wrote 4 % more for it, and t
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .graph import Graph, Op, Structured, Value
@@ -56,44 +56,39 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False, for_reductions: bool 
     these ops have no time of their own at which to wait. ``for_reductions``: whether ops wait for those, too.
     """
 
-    def is_kernel(op: Op | Structured) -> bool:
-        return isinstance(op, Structured) or (_is_kernel(op) and not is_free(op))
-
     awaited = _is_kernel if for_reductions else _is_large
-    if not any(_is_large(op) and is_kernel(op) for op in graph.ops):
+    free = [isinstance(op, Op) and is_free(op) for op in graph.ops]
+    kernel = [isinstance(op, Structured) or (_is_kernel(op) and not f) for op, f in zip(graph.ops, free, strict=True)]
+    large = [k and _is_large(op) for op, k in zip(graph.ops, kernel, strict=True)]
+    if not any(large):
         return {}
-    need, last, readers = _reads(graph, is_kernel)
+    need, last, readers = _reads(graph, kernel, large)
     behind: dict[int, frozenset[int]] = {}  # where a value's bytes are: in itself, or in what its one reader computes
     found: dict[int, Wait] = {}
     waiting: list[Early] = []
     products: set[int] = set()
     for k, op in enumerate(graph.ops):
-        if is_kernel(op) and _is_large(op):
+        if large[k]:
             late = tuple(e for e in waiting if e.holds and not e.picks and need.get(e.value.id, math.inf) > k)
             if late and op.reads:
                 through = next((x for x in op.reads if behind.get(x.id, {x.id}) == {x.id}), op.reads[0])
                 found[k] = Wait(through, late)
             waiting = []
-        elif waiting and isinstance(op, Op) and not is_free(op):
+        elif waiting and isinstance(op, Op) and not free[k]:
             read = {x.id for x in op.reads}
             late = tuple(e for e in waiting if e.picks and not read.isdisjoint(e.holds))
             through = _aside(op, {i for e in late for i in e.holds}, behind, products) if late else None
             if through is not None:
                 found[k] = Wait(through, late)
                 waiting = [e for e in waiting if e not in late]
-        if (
-            isinstance(op, Op)
-            and op.name == "transpose"
-            and not is_free(op)
-            and [readers[x.id] for x in op.reads] == [1]
-        ):
+        if isinstance(op, Op) and op.name == "transpose" and not free[k] and [readers[x.id] for x in op.reads] == [1]:
             waiting = [replace(e, turned=op.outs[0]) if e.value is op.reads[0] else e for e in waiting]
         read = frozenset[int]().union(*(behind.get(x.id, ()) for x in op.reads))
         for v in _results(op):
-            behind[v.id] = frozenset((v.id,)) if is_kernel(op) or readers[v.id] > 1 else read
+            behind[v.id] = frozenset((v.id,)) if kernel[k] or readers[v.id] > 1 else read
             if isinstance(op, Op) and op.name in _PRODUCTS:
                 products.add(v.id)
-            if isinstance(op, Op) and not is_free(op) and (awaited(op) or _picks_few(op)):
+            if isinstance(op, Op) and not free[k] and (awaited(op) or _picks_few(op)):
                 holds = tuple(i for i in read if last[i] < need.get(v.id, math.inf))
                 waiting.append(Early(v, holds, picks=op.name == "gather"))
     return found
@@ -129,7 +124,7 @@ def _aside(op: Op, held: set[int], behind: Mapping[int, frozenset[int]], product
 
 
 def _reads(
-    graph: Graph, is_kernel: Callable[[Op | Structured], bool]
+    graph: Graph, kernel: Sequence[bool], large: Sequence[bool]
 ) -> tuple[dict[int, float], dict[int, int], Counter[int]]:  # fmt: skip
     """By value: the position of the first large op that it is made for, of the last kernel that reads it, its readers.
 
@@ -143,9 +138,9 @@ def _reads(
     for k in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[k]
         first, final = k, k
-        if not is_kernel(op):
+        if not kernel[k]:
             final = max([last.get(v.id, k) for v in _results(op)], default=k)
-        if not (is_kernel(op) and _is_large(op)):
+        if not large[k]:
             first = min([need.get(v.id, math.inf) for v in _results(op)], default=math.inf)
         for x in op.reads:
             need[x.id] = min(need.get(x.id, math.inf), first)
