@@ -27,8 +27,8 @@ _FREE_SWEEPS = 10
 # else after so many without a better plan. Set by hand.
 _IDLE, _GROWN = 150, 1e-4
 _AFTER = 20
-# Where less and less is asked for: the part of the way to the bound, and the changes of prices without a plan that holds
-# less after which it ends. Set by hand; docs/decisions/0019 has what it leads to.
+# Where less and less is asked for: the part of the way to the bound, and the changes of prices without such a plan
+# after which it ends. Set by hand; docs/decisions/0019 has what it leads to.
 _DOWN, _LOWER_IDLE = 0.7, 60
 # A sweep there and back, with its plan, and the work beside its matrices for each node.
 _SWEEPS = 4
