@@ -10,7 +10,7 @@ import pytest
 
 from sbp_jax.errors import PlanError
 from sbp_jax.planner.budget import Budget
-from sbp_jax.planner.costs.cost_graph import CostGraph
+from sbp_jax.planner.costs.cost_graph import CostGraph, penalised
 from sbp_jax.planner.memory.infeasible import NoneCheaper, OutOfTime, TooSmall
 from sbp_jax.planner.memory.protocol import MemoryTable
 from sbp_jax.planner.optimize import fit
@@ -19,7 +19,7 @@ from sbp_jax.planner.optimize.bounds import spares
 from sbp_jax.planner.optimize.bundle import largest, nearest
 from sbp_jax.planner.optimize.feasible import Feasible
 from sbp_jax.planner.optimize.goal import Goal, Start
-from sbp_jax.planner.optimize.program import Solution, solve
+from sbp_jax.planner.optimize.program import Solution, relax_within, solve
 from sbp_jax.planner.optimize.search import search
 from sbp_jax.planner.optimize.smallest_limit import Least, Smallest
 
@@ -379,3 +379,42 @@ def test_prices_for_two_plans() -> None:
     # With a sum: all weight on the point that decides.
     weights, worth = largest(np.zeros(2), np.array([[1.0, 5.0], [2.0, 4.0]]), cap=1.0, total=1.0)
     assert weights == pytest.approx([0.0, 1.0]) and worth == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_prices_and_parts_of_the_relaxation_within_limits(seed: int) -> None:
+    """No plan that fits is cheaper than its prices prove, and what it takes parts of has its rounded choice; a choice
+    that no plan has may be in neither."""
+    problem = random_problem(seed)
+    held = Bytes.against(problem, seed)
+    peaks = {c: held.over_time(c).max() for c in every(problem)}
+    limit = float(0.5 * (peaks[min(peaks, key=problem.evaluate)] + min(peaks.values())))
+    best = min(problem.evaluate(c) for c, peak in peaks.items() if peak <= limit)
+    found = relax_within(problem, [(p, limit) for p in held.points], Budget())
+    assert found is not None and len(found.prices) == len(held.points) and min(found.prices) >= 0
+    priced = penalised(problem, list(zip(found.prices, held.points, strict=True)))
+    bound = min(priced.evaluate(c) for c in every(problem)) - limit * sum(found.prices)
+    free = min(problem.evaluate(c) for c in every(problem))
+    assert free < bound <= best * (1 + 1e-9), "a limit that binds is worth something"
+    assert all(c in parts for c, parts in zip(found.choice, found.parts, strict=True))
+    assert relax_within(problem, [(p, 0.5 * min(peaks.values())) for p in held.points], Budget()) is None
+    assert relax_within(problem, [(p, limit) for p in held.points], Budget(0.0)) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_thorough_search_by_the_relaxation_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one round of prices on: its bound is better than that round's, its plan no worse."""
+    problem = random_problem(seed, 9)
+    held = Bytes.against(problem, seed)
+    peaks = sorted(held.over_time(c).max() for c in every(problem))
+    goal = Goal(problem, held, float(peaks[len(peaks) // 10]), thorough=True)
+    monkeypatch.setattr(known_plans, "_FEW_PAIRS", 0)
+    monkeypatch.setattr(fit, "_ROUNDS", 2)
+    for name in ("_by_branching", "_spread", "_combine_by_node", "_by_regions", "_combine", "_exactly"):
+        monkeypatch.setattr(fit.Fitting, name, lambda *_: None)
+    found = search(goal)
+    monkeypatch.setattr(fit.Fitting, "_by_relaxation", lambda _: None)
+    without = search(goal)
+    assert found is not None and without is not None
+    assert found.seconds <= without.seconds and found.bound >= without.bound
+    assert found.bound > without.bound or without.bound >= 0.999 * without.seconds

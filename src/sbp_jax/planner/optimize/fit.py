@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..budget import WORK_A_SECOND, Budget
+from ..costs.cost_graph import Subset
 from ..memory.infeasible import NoneCheaper
 from .bounds import proving_work, spares
 from .branching import Branching
@@ -65,6 +66,10 @@ _NEARLY = 1.1
 _MOST_PAIRS = 200_000
 _MOST_LEFT = 50_000
 _BEST_FEW = 20_000
+# A thorough search solves the linear relaxation of so many pairs of the choices that cost least at known prices, then of
+# more at the prices that it led to, in this part of what is left; then looks for plans in as large a part.
+_RELAXED_PAIRS = (40_000, 80_000, 160_000)
+_RELAXATION_PART = 0.5
 # What is not thorough takes at most this part of what is left: others may be waiting.
 _IN_ALL = 0.7
 _EXACT_SECONDS = 4.0
@@ -110,7 +115,8 @@ class Fitting(Known):
             self._any_plan(smallest)
         # A fine gap of layers that change all at once is what stays between two plans.
         ends_here = self.is_fine and self.goal.shares_layers and not self.goal.thorough
-        local = () if ends_here else (self._by_branching, self._spread, self._combine_by_node, self._by_regions)
+        by_parts = (self._spread, self._combine_by_node, self._by_regions)
+        local = () if ends_here else (self._by_relaxation, self._by_branching, *by_parts)
         for step in (*local, self._combine, self._exactly):
             if not self.closed(self.goal.gap):
                 step()
@@ -169,6 +175,30 @@ class Fitting(Known):
     def _seconds(self, unless_thorough: float) -> float:
         """Of work, for a part of the search."""
         return math.inf if self.goal.thorough else unless_thorough * self.goal.patience
+
+    def _by_relaxation(self) -> None:
+        """Prices from the linear relaxation of the choices that cost least beyond the bound, with a row for each point;
+        then the best plan of the choices that it takes a part of (RENS: Berthold, Math. Prog. Comp. 6(1), 2014). In a
+        thorough search alone: it takes some ten seconds, and good prices to begin with (docs/decisions/0017)."""
+        if self.best is None or not (self.goal.thorough and self.prices) or self.is_small or self.is_over():
+            return
+        budget = self.goal.budget.some(part=_RELAXATION_PART)
+        parts = None
+        for few in _RELAXED_PAIRS:
+            if proving_work(self.goal.problem) > budget.work_left or self.closed(self.goal.gap):
+                break
+            self.goal.progress("fitting into memory by the linear relaxation")
+            floor, spare = spares(self.with_prices(self.prices), budget)
+            most = self.aim - (floor - self.limit * sum(self.prices.values()))
+            known = self.best.choice
+            found = self.relaxed(sparing_few(spare, most, known, self.goal.problem, few, few), budget)
+            if found is None:
+                break
+            prices, parts = found
+            self.priced(prices, budget)
+        if parts is not None and not self.closed(self.goal.gap):
+            mine = Subset([np.union1d(k, [c]).astype(int) for k, c in zip(parts.kept, self.best.choice, strict=True)])
+            self.within(mine, ROUND_GAP, self.goal.budget.some(part=_RELAXATION_PART), _ROUNDS)
 
     def _by_branching(self) -> None:
         """Bounds and plans by branch and bound (``branching.py``), where so many branches may close the gap."""

@@ -15,7 +15,7 @@ from ..budget import Budget
 from ..costs.cost_graph import CostGraph, Subset, penalised
 from .bundle import better
 from .goal import Goal, Start
-from .program import Solution, solve, solve_within
+from .program import Solution, relax_within, solve, solve_within
 from .recombine import Pool, Seen
 
 # Set by hand; docs/decisions/0015 to 0017 measure what it leads to. Prices are searched until their bound may grow by
@@ -200,6 +200,24 @@ class Known:
             plan = self.offer(choices.widen(solution.choice))
             if plan.peak <= self.limit or len(self.points) > most_points or len(self.points) == len(limits):
                 return bound
+
+    def relaxed(self, choices: Subset, budget: Budget) -> tuple[dict[int, float], Subset] | None:
+        """The linear relaxation of only some choices, with a row for each point, which grow: prices that prove the best
+        bound for these choices, and those that it takes a part of. None where it has no solution in the budget."""
+        problem, found = choices.of(self.goal.problem), None
+        while not (budget.over or self.is_over()):
+            points = list(self.points)
+            limits = [(choices.of(self.bytes_at(t)), self.limit) for t in points]
+            relaxation = relax_within(problem, limits, budget)
+            if relaxation is None:
+                break
+            prices = {t: p for t, p in zip(points, relaxation.prices, strict=True) if p > 0}
+            parts = [k[own] for k, own in zip(choices.kept, relaxation.parts, strict=True)]
+            found = prices, Subset(parts, choices.tied)
+            self.offer(choices.widen(relaxation.choice))
+            if len(self.points) == len(points):
+                break
+        return found
 
     def smallest_seen(self) -> list[tuple[Solution, np.ndarray]]:
         """The plans seen that hold least at their peaks."""

@@ -108,18 +108,12 @@ def solve_within(
     Nothing is reduced but nodes of one choice, for reductions are exact for costs only: for problems of a few thousand
     choices.
     """
-    free = [n for n, c in enumerate(problem.nodes) if len(c) > 1]
-    nodes, edges, constant = _settled(problem, free)
-    totals = [_Total(*_settled(other, free), limit) for other, limit in limits]
-    if not free:  # one plan is left
-        fits = constant < IMPOSSIBLE and all(t.constant <= t.limit for t in totals)
+    r, totals = _limited(problem, limits)
+    if not r.nodes:  # one plan is left
+        fits = r.constant < IMPOSSIBLE and all(t.constant <= t.limit for t in totals)
         only = (0,) * len(problem.nodes)
-        return Solution(only, constant, constant, 0, 0) if fits else None
-    everything = Presolved(nodes, edges, [np.arange(len(c)) for c in problem.nodes], constant)
-    for total in totals:  # a total may have edges where there are no costs
-        for pair, m in total.edges.items():
-            edges.setdefault(pair, np.zeros(m.shape))
-    program = _Program(everything, totals)
+        return Solution(only, r.constant, r.constant, 0, 0) if fits else None
+    program = _Program(r, totals)
     found = program.branch_within(gap, budget, guess)
     if found is None:
         return None
@@ -128,7 +122,51 @@ def solve_within(
     objective = problem.evaluate(choice)
     if objective >= IMPOSSIBLE:
         return None
-    return Solution(choice, objective, min(bound, objective), len(nodes), len(program.cost))
+    return Solution(choice, objective, min(bound, objective), len(r.nodes), len(program.cost))
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """The linear relaxation of a problem within limits: by limit what a unit less of it would cost, by node the choices
+    that it takes a part of, and its largest parts as a choice."""
+
+    prices: tuple[float, ...]
+    parts: list[np.ndarray]
+    choice: tuple[int, ...]
+
+
+def relax_within(
+    problem: CostGraph, limits: Sequence[tuple[CostGraph, float]], budget: Budget
+) -> Relaxation | None:  # fmt: skip
+    """The relaxation of ``solve_within``; None where it has no solution, or the budget was over before that."""
+    r, totals = _limited(problem, limits)
+    program = _Program(r, totals)
+    scale = program.scale
+    solver = program.model(scale)
+    if not (r.nodes and highs.run(solver, budget, branching=False)):
+        return None
+    if solver.getModelStatus() != highs.highspy().HighsModelStatus.kOptimal:
+        return None
+    solution = solver.getSolution()
+    duals = np.asarray(solution.row_dual)[len(program.right) - len(totals) :]
+    prices = np.maximum(0.0, -duals) / scale / np.array([t.unit for t in totals])
+    x = np.asarray(solution.col_value)
+    parts = [np.zeros(1, int)] * len(problem.nodes)
+    for n, o in program.offsets.items():
+        parts[n] = np.flatnonzero(x[o : o + len(r.nodes[n])] > _TOLERANCE)
+    chosen = program.read(x)
+    return Relaxation(tuple(prices.tolist()), parts, tuple(chosen.get(n, 0) for n in range(len(problem.nodes))))
+
+
+def _limited(problem: CostGraph, limits: Sequence[tuple[CostGraph, float]]) -> tuple[Presolved, list["_Total"]]:
+    """A problem without its nodes of one choice, and its other totals."""
+    free = [n for n, c in enumerate(problem.nodes) if len(c) > 1]
+    nodes, edges, constant = _settled(problem, free)
+    totals = [_Total(*_settled(other, free), limit) for other, limit in limits]
+    for total in totals:  # a total may have edges where there are no costs
+        for pair, m in total.edges.items():
+            edges.setdefault(pair, np.zeros(m.shape))
+    return Presolved(nodes, edges, [np.arange(len(c)) for c in problem.nodes], constant), totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +177,11 @@ class _Total:
     edges: dict[tuple[int, int], np.ndarray]
     constant: float
     limit: float
+
+    @property
+    def unit(self) -> float:
+        """What its row counts in: parts of the limit."""
+        return max(self.limit, 1e-12)
 
 
 def _settled(
@@ -205,13 +248,19 @@ class _Program:
                 values += [np.ones(lines.size), -np.ones(len(groups))]
                 right += [0.0] * len(lines)
         for total, other in zip(totals, limits, strict=True):
-            scale = max(other.limit, 1e-12)  # as parts of the limit
             columns_of, held = zip(*total, strict=True) if total else ((np.zeros(0, int),), (np.zeros(0),))
-            add(np.concatenate(columns_of), np.concatenate(held) / scale, (other.limit - other.constant) / scale)
+            free = (other.limit - other.constant) / other.unit
+            add(np.concatenate(columns_of), np.concatenate(held) / other.unit, free)
         self.cost = np.concatenate(cost)
         self.right = np.asarray(right)
         entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))) if rows else ([], ([], []))
         self.matrix = sparse.csc_matrix(entries, shape=(len(right), n))
+
+    @property
+    def scale(self) -> float:
+        """Seconds are small numbers and the solver's tolerances absolute: the total is brought to thousands."""
+        possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
+        return 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
 
     def solve(self, gap: float, budget: Budget, branch: bool = True) -> tuple[dict[int, int] | None, float]:
         """The choice of each node of the kernel, and a lower bound without the constant.
@@ -220,10 +269,8 @@ class _Program:
         """
         if not self.binaries:
             return {}, 0.0
-        possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
-        # Seconds are small numbers and the solver's tolerances absolute: the total is brought to thousands.
-        scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
-        solver, status = self._model(scale), highs.highspy().HighsModelStatus
+        scale = self.scale
+        solver, status = self.model(scale), highs.highspy().HighsModelStatus
         solver.setOptionValue("presolve", "off")
         if not highs.run(solver, budget, branching=False):
             return None, -math.inf
@@ -234,7 +281,7 @@ class _Program:
         x = np.asarray(solver.getSolution().col_value)[: self.binaries]
         relaxed = solver.getInfo().objective_function_value / scale
         if np.minimum(x, 1 - x).max() < _TOLERANCE:
-            return self._read(x), relaxed
+            return self.read(x), relaxed
         start = self._round(x, _ROUNDINGS if branch else _FEW_ROUNDINGS)
         # The gap is a part of all seconds.
         cost = self.r.value(start)
@@ -249,9 +296,8 @@ class _Program:
         """The best choice within the limits, and a lower bound with the constant; None where the budget was over
         before one was found.
         """
-        possible = self.cost[(self.cost > 0) & (self.cost < IMPOSSIBLE / 2)]
-        scale = 1000.0 / max(float(np.median(possible)) * len(self.r.nodes), 1e-12) if len(possible) else 1.0
-        solver = self._model(scale)
+        scale = self.scale
+        solver = self.model(scale)
         if guess is not None:
             self._start(solver, {n: guess[n] for n in self.offsets})
         found = self._run_with_binaries(solver, scale, gap, budget)
@@ -268,10 +314,11 @@ class _Program:
         if not highs.run(solver, budget, branching=True):
             return None
         x = np.asarray(solver.getSolution().col_value)[: self.binaries]
-        found = self._read(x) if len(x) and solver.getInfo().primal_solution_status == 2 else None
+        found = self.read(x) if len(x) and solver.getInfo().primal_solution_status == 2 else None
         return found, solver.getInfo().mip_dual_bound / scale - self.r.constant
 
-    def _model(self, scale: float) -> Any:
+    def model(self, scale: float) -> Any:
+        """The relaxation in HiGHS, seconds times ``scale``."""
         highspy = highs.highspy()
         n = len(self.cost)
         lp = highspy.HighsLp()
@@ -314,13 +361,14 @@ class _Program:
         reduced = np.where(possible, self.cost * scale - self.matrix.T.dot(y), 0.0)
         return float(dot(y, self.right) + np.minimum(reduced, 0.0).sum()) / scale
 
-    def _read(self, x: np.ndarray) -> dict[int, int]:
+    def read(self, x: np.ndarray) -> dict[int, int]:
+        """The choices of the largest parts."""
         return {n: int(np.argmax(x[o : o + len(self.r.nodes[n])])) for n, o in self.offsets.items()}
 
     def _round(self, x: np.ndarray, times: int) -> dict[int, int]:
         """The best of several roundings of the relaxation, each improved one node at a time."""
         random = np.random.default_rng(0)
-        best = improve(self.r, self._read(x))
+        best = improve(self.r, self.read(x))
         for _ in range(times):
             draw = {}
             for n, o in self.offsets.items():

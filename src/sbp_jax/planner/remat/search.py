@@ -182,8 +182,9 @@ class _Choice:
         turn = find_turn(self.program, sizes)
         is_first = not self.tried and not self.refusals
         # Where arguments weigh much, holding all of them may take far more, and be searched in vain.
-        anew_first = is_first and turn is not None and self.frees_much(self.freed(turn, base, model))
-        if anew_first:
+        anew_first = False
+        if is_first and turn is not None and self.frees_much(self.freed(turn, base, model)):
+            anew_first = True
             self.mix(turn, (), 0.0, base.memory_per_device)
         if is_first:
             self.hold_all(base)
