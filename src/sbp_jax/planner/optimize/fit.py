@@ -66,8 +66,8 @@ _NEARLY = 1.1
 _MOST_PAIRS = 200_000
 _MOST_LEFT = 50_000
 _BEST_FEW = 20_000
-# A thorough search solves the linear relaxation of so many pairs of the choices that cost least at known prices, then of
-# more at the prices that it led to, in this part of what is left; then looks for plans in as large a part.
+# A thorough search solves the linear relaxation of so many pairs of the choices that cost least at known prices, then
+# of more at the prices that it led to, in this part of what is left; then looks for plans in as large a part.
 _RELAXED_PAIRS = (40_000, 80_000, 160_000)
 _RELAXATION_PART = 0.5
 # What is not thorough takes at most this part of what is left: others may be waiting.
