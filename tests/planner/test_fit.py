@@ -334,7 +334,7 @@ def test_plans_that_hold_less_and_less(seed: int) -> None:
     held = Bytes.against(problem, seed)
     peaks = sorted(held.over_time(c).max() for c in every(problem))
     first, met = float(peaks[len(peaks) // 2]), list[float]()
-    bound = Feasible(problem, held).lower(first, 0.0, Budget(), lambda c: met.append(held.over_time(c).max()))
+    bound = Feasible(problem, held).lower(first, 0.0, 0.7, Budget(), lambda c: met.append(held.over_time(c).max()))
     assert met == sorted(met, reverse=True) and len(set(met)) == len(met)
     assert 0.9 * peaks[0] <= bound <= peaks[0] <= met[-1] <= 1.01 * peaks[0] < first
 

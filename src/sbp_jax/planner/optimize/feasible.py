@@ -27,9 +27,8 @@ _FREE_SWEEPS = 10
 # else after so many without a better plan. Set by hand.
 _IDLE, _GROWN = 150, 1e-4
 _AFTER = 20
-# Where less and less is asked for: the part of the way to the bound, and the changes of prices without such a plan
-# after which it ends. Set by hand; docs/decisions/0019 has what it leads to.
-_DOWN, _LOWER_IDLE = 0.7, 60
+# Where less and less is asked for: the changes of prices without such a plan after which it ends.
+_LOWER_IDLE = 60
 # A sweep there and back, with its plan, and the work beside its matrices for each node.
 _SWEEPS = 4
 _NODE_WORK = 1_500
@@ -79,16 +78,18 @@ class Feasible:
             if best == np.inf and prices.bound > bound + _GROWN * abs(bound):
                 bound, since = prices.bound, 0
 
-    def lower(self, peak: float, bound: float, budget: Budget, meet: Callable[[Sequence[int]], object]) -> float:
+    def lower(
+        self, peak: float, bound: float, part: float, budget: Budget, meet: Callable[[Sequence[int]], object]
+    ) -> float:  # fmt: skip
         """Give ``meet`` plans that hold less than ``peak`` bytes, each less than the one before; maybe none.
 
-        Each time the limit goes part of the way from the least peak down to the ``bound``, and prices go on from where
+        Each time the limit goes this part of the way from the least peak down to the ``bound``, and prices go on from where
         they are: what a plan holds at other points then says where to go, long before one is within the limit. Returns
         what every plan holds at least.
         """
 
         def below(peak: float) -> float:
-            return peak - _DOWN * (peak - bound)
+            return peak - part * (peak - bound)
 
         kernel, f = self._within(below(peak), budget)
         bound = max(bound, float(f.base.max(initial=0.0)))

@@ -29,8 +29,10 @@ _ROUND_SECONDS = 10.0
 # Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
 CLOSE = 0.01
 _STALLED = 6
-# Then plans are looked for that hold less, for so many seconds of work.
+# Then plans are looked for that hold less, for so many seconds of work; at limits this part of the way to the bound, then
+# at others, where there is time. Set by hand; docs/decisions/0019 has what it leads to.
 _LOWER_SECONDS = 10.0
+_DOWN = (0.7, 0.9)
 # Then the smallest of the plans seen are mixed: so many of them, for so many seconds of work. What they
 # hold is looked at in so many parts of the step.
 _MIXED = 8
@@ -116,16 +118,18 @@ class Smallest:
 
     def _lower(self, seen: list[tuple[Solution, np.ndarray]], bound: float) -> float:
         """Add plans that hold less than those seen; the bound."""
-        first, memory = min(seen, key=lambda x: float(x[1].max()))
-        peak = float(memory.max())
-        if peak <= bound * (1 + CLOSE):
-            return bound
-        self.goal.progress("finding the smallest memory limit, lower")
+        budget = self.goal.budget.some(_LOWER_SECONDS)
 
         def meet(choice: Sequence[int]) -> None:
-            seen.append((replace(first, choice=tuple(choice)), self.goal.footprint.over_time(choice)))
+            seen.append((replace(seen[0][0], choice=tuple(choice)), self.goal.footprint.over_time(choice)))
 
-        return max(bound, self.feasible.lower(peak, bound, self.goal.budget.some(_LOWER_SECONDS), meet))
+        for part in _DOWN:
+            peak = min(float(memory.max()) for _, memory in seen)
+            if budget.over or peak <= bound * (1 + CLOSE):
+                break
+            self.goal.progress("finding the smallest memory limit, lower")
+            bound = self.feasible.lower(peak, bound, part, budget, meet)
+        return bound
 
     def nearest(self, known: Sequence[tuple[Solution, np.ndarray]]) -> Least:
         """The smallest plan: of those known, or found from them where that is to be told."""
