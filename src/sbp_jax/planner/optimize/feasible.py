@@ -83,9 +83,9 @@ class Feasible:
     ) -> float:  # fmt: skip
         """Give ``meet`` plans that hold less than ``peak`` bytes, each less than the one before; maybe none.
 
-        Each time the limit goes this part of the way from the least peak down to the ``bound``, and prices go on from where
-        they are: what a plan holds at other points then says where to go, long before one is within the limit. Returns
-        what every plan holds at least.
+        Each time the limit goes this part of the way from the least peak down to the ``bound``, and prices go on from
+        where they are: what a plan holds at other points then says where to go, long before one is within the limit.
+        Returns what every plan holds at least.
         """
 
         def below(peak: float) -> float:

@@ -29,8 +29,8 @@ _ROUND_SECONDS = 10.0
 # Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
 CLOSE = 0.01
 _STALLED = 6
-# Then plans are looked for that hold less, for so many seconds of work; at limits this part of the way to the bound, then
-# at others, where there is time. Set by hand; docs/decisions/0019 has what it leads to.
+# Then plans are looked for that hold less, for so many seconds of work; at limits this part of the way to the bound,
+# then at others, where there is time. Set by hand; docs/decisions/0019 has what it leads to.
 _LOWER_SECONDS = 10.0
 _DOWN = (0.7, 0.9)
 # Then the smallest of the plans seen are mixed: so many of them, for so many seconds of work. What they
