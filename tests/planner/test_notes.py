@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -258,10 +258,10 @@ def test_what_is_made_again_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "arguments are read anew in the backward part, nothing is computed again" in note
     assert note.startswith(("to fit, ", "memory is short: "))
     choice, again = object.__new__(remat._Choice), Recomputed(5, (1, 2, 3))
-    choice.program = None  # pyright: ignore[reportAttributeAccessIssue]
-    choice.refusals = [SimpleNamespace(origin=None)]  # holding all
+    choice.program = cast(Any, None)
+    choice.refusals = cast(Any, [SimpleNamespace(origin=None)])  # holding all
     monkeypatch.setattr(remat, "read_anew", lambda *_: [])
     assert choice.told(again).startswith("to fit, 3 nodes are run again in the backward part; the gap")
-    choice.refusals = [SimpleNamespace(origin=[0])]
+    choice.refusals = cast(Any, [SimpleNamespace(origin=[0])])
     monkeypatch.setattr(remat, "read_anew", lambda *_: ["w"])
     assert choice.told(again).startswith("memory is short: arguments are read anew in the backward part, 3 nodes")
