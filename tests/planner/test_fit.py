@@ -383,8 +383,7 @@ def test_prices_for_two_plans() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_prices_and_parts_of_the_relaxation_within_limits(seed: int) -> None:
-    """No plan that fits is cheaper than its prices prove, and what it takes parts of has its rounded choice; a choice
-    that no plan has may be in neither."""
+    """No plan that fits is cheaper than its prices prove; its rounded choice is of what it takes parts of."""
     problem = random_problem(seed)
     held = Bytes.against(problem, seed)
     peaks = {c: held.over_time(c).max() for c in every(problem)}
@@ -403,7 +402,7 @@ def test_prices_and_parts_of_the_relaxation_within_limits(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_thorough_search_by_the_relaxation_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From one round of prices on: its bound is better than that round's, its plan no worse."""
+    """From two rounds of prices on: its bound is better than theirs, its plan no worse."""
     problem = random_problem(seed, 9)
     held = Bytes.against(problem, seed)
     peaks = sorted(held.over_time(c).max() for c in every(problem))

@@ -264,4 +264,7 @@ def test_what_is_made_again_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choice.told(again).startswith("to fit, 3 nodes are run again in the backward part; the gap")
     choice.refusals = cast(Any, [SimpleNamespace(origin=[0])])
     monkeypatch.setattr(remat, "read_anew", lambda *_: ["w"])
-    assert choice.told(again).startswith("memory is short: arguments are read anew in the backward part, 3 nodes")
+    choice.held_all = True
+    told = choice.told(again)
+    assert told.startswith("memory is short: arguments are read anew in the backward part, 3 nodes")
+    assert "cheaper than holding all" in told

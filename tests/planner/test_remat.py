@@ -222,6 +222,7 @@ def test_what_was_not_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.bound <= free.objective
     assert any("before every mix" in n and "plan without a limit" in n for n in plan.notes)
     assert not any("proven over the mixes" in n for n in plan.notes)
+    assert not any("holding all" in n for n in plan.notes), "that was not searched"
 
 
 def test_of_a_users_time_each_mix_first_gets_what_it_would_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

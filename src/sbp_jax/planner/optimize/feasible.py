@@ -93,8 +93,9 @@ class Feasible:
 
         kernel, f = self._within(below(peak), budget)
         bound = max(bound, float(f.base.max(initial=0.0)))
-        if not f.nodes:
-            meet(self._plan(kernel, {}))
+        if not f.nodes:  # presolve left one plan
+            if bound < peak:
+                meet(self._plan(kernel, {}))
             return bound
         messages = Messages(f)
         work, most, since = messages.work + _NODE_WORK * len(f.nodes), f.most_cost, 0

@@ -144,6 +144,8 @@ class _Choice:
         self.refusals: list[_Refused] = []
         self.cut = False
         """Whether nothing was left for a mix."""
+        self.held_all = False
+        """Whether the program as it is was searched, and found dearer where it is not among the refusals."""
 
     @property
     def is_over(self) -> bool:
@@ -361,13 +363,14 @@ class _Choice:
         what = ", ".join([*anew, some])
         if any(r.origin is None for r in self.refusals):
             return f"to fit, {what}{_PROVEN}"
-        return f"memory is short: {what}, which is cheaper than holding all{_PROVEN}"
+        return f"memory is short: {what}{', which is cheaper than holding all' if self.held_all else ''}{_PROVEN}"
 
     def attempt(
         self, program: Program, request: Request, origin: Sequence[int] | None = None,
         finish: Callable[[PlanData], None] = lambda _: None, holds: float = math.inf,
     ) -> PlanData | None:  # fmt: skip
         """A plan of one mix, with what ``finish`` adds; None where none fits, or none is cheaper than what is known."""
+        self.held_all |= origin is None
         try:
             plan = make_plan(program, replace(request, limit_is_firm=True), self.name)
         except NoneCheaper:
