@@ -13,7 +13,7 @@ used for as many of the first layers as it takes.
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ...plan import PlanData, Recomputed
@@ -47,8 +47,8 @@ _PARTS = 12
 _LOOK_SECONDS = 10.0
 _LEAST = 2
 # Arguments are read anew where a plan fits anyway if that frees this part of the limit, and promises this part of the
-# step, reading twice not counted (ten searches of the zoo under a limit: 19 and 3.5 % were promised where 6.8 and 8.4 %
-# were saved, 0 to 2.4 % where nothing was).
+# step, reading twice not counted (13 searches of the zoo under a limit: 6.1 to 24 % were promised where 5 to 8 % were
+# saved, 0 to 2.4 % where nothing was).
 _WORTH, _WORTH_OF_STEP = 0.02, 0.03
 
 
@@ -191,7 +191,7 @@ class _Choice:
         if is_first:
             self.hold_all(base)
         if turn is not None:
-            if not (anew_first or (self.tried and not self.is_worth(turn, model))):
+            if not (anew_first or (self.tried and not self.is_worth(self.freed(turn, self.tried[0], model)))):
                 self.mix(turn, (), 0.0, base.memory_per_device)
             if asked.remat:
                 ladder = Ladder(self.program, base, turn, sizes)
@@ -218,8 +218,8 @@ class _Choice:
         base.notes.append(f"does not fit by the memory model: {self.refusal}")
         return base
 
-    def freed(self, turn: Turn, plan: PlanData, model: CostModel) -> dict[int, float]:
-        """By argument, the most bytes that reading it anew spares a plan over the turn: its copies, or all of it."""
+    def freed(self, turn: Turn, plan: PlanData, model: CostModel) -> float:
+        """The most bytes that reading arguments anew spares a plan over the turn: their copies, or all of them."""
         own = Sizes(self.program, plan, model)
         anew = {v.id: v for v in read_anew(self.program, turn.node)}
         copies = dict.fromkeys(anew, 0.0)
@@ -227,26 +227,21 @@ class _Choice:
             if b.value_id in anew:
                 copies[b.value_id] += model.local_bytes(anew[b.value_id], code_of(b.dst))
         least = 1 / self.request.placement.size
-        return {i: max(copies[i], own(v) - v.size_bytes * least) for i, v in anew.items()}
+        return sum(max(copies[v.id], own(v) - v.size_bytes * least) for v in anew.values())
 
-    def frees_much(self, freed: Mapping[int, float]) -> bool:
+    def frees_much(self, freed: float) -> bool:
         """Whether so many bytes are a part of the limit that another plan may be worth."""
-        return sum(freed.values()) > _WORTH * self.limit
+        return freed > _WORTH * self.limit
 
-    def is_worth(self, turn: Turn, model: CostModel) -> bool:
-        """Whether reading arguments anew may save enough of the first plan's step for another search: what a byte less
-        would be worth between its last reader before the turn and the first one beyond it."""
-        plan = self.tried[0]
-        freed = self.freed(turn, plan, model)
-        if self.request.thorough or not self.frees_much(freed):
-            return self.frees_much(freed)
-        saved, readers = 0.0, self.program.consumers()
-        for i, size in freed.items():
-            read = [op.index for op, _ in readers[i]]
-            early = max((t for t in read if t <= turn.node), default=-1)
-            late = min((t for t in read if t > turn.node), default=len(self.program.nodes))
-            saved += size * sum(price for t, price in plan.byte_prices.items() if early < t < late)
-        return saved > _WORTH_OF_STEP * plan.objective
+    def is_worth(self, freed: float) -> bool:
+        """Whether so many bytes fewer may save enough of the first plan's step for another search.
+
+        Prices at all points count: which of several peaks alike has the price says little (docs/decisions/0008).
+        """
+        if not self.frees_much(freed):
+            return False
+        saved = freed * self.tried[0].statistics.get("seconds_per_byte", 0.0)
+        return self.request.thorough or saved > _WORTH_OF_STEP * self.tried[0].objective
 
     def climb(self, base: PlanData, turn: Turn, ladder: Ladder, held: Held) -> None:
         """Plan the mixes from the first that may fit, if it is split more, to the first that should as it is; one
