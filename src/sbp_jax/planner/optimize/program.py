@@ -135,15 +135,15 @@ class Relaxation:
     choice: tuple[int, ...]
 
 
-def relax_within(
-    problem: CostGraph, limits: Sequence[tuple[CostGraph, float]], budget: Budget
-) -> Relaxation | None:  # fmt: skip
+def relax_within(problem: CostGraph, limits: Sequence[tuple[CostGraph, float]], budget: Budget) -> Relaxation | None:
     """The relaxation of ``solve_within``; None where it has no solution, or the budget was over before that."""
     r, totals = _limited(problem, limits)
+    if not r.nodes:
+        return None
     program = _Program(r, totals)
     scale = program.scale
     solver = program.model(scale)
-    if not (r.nodes and highs.run(solver, budget, branching=False)):
+    if not highs.run(solver, budget, branching=False):
         return None
     if solver.getModelStatus() != highs.highspy().HighsModelStatus.kOptimal:
         return None

@@ -152,6 +152,11 @@ class _Choice:
         return self.request.budget.over
 
     @property
+    def cheapest(self) -> int:
+        """The position of the cheapest plan among those tried."""
+        return min(range(len(self.tried)), key=lambda k: self.tried[k].objective)
+
+    @property
     def refusal(self) -> TooSmall:
         """Of the mixes that do not fit, the error of the smallest: the smallest limit that works, and what every plan
         holds at least, whatever the mix."""
@@ -182,16 +187,15 @@ class _Choice:
         model = CostModel(asked.cluster, asked.placement.shape, uneven=asked.uneven)
         sizes = Sizes(self.program, base, model)
         turn = find_turn(self.program, sizes)
-        is_first = not self.tried and not self.refusals
         # Where arguments weigh much, holding all of them may take far more, and be searched in vain.
-        anew_first = False
-        if is_first and turn is not None and self.frees_much(self.freed(turn, base, model)):
-            anew_first = True
+        anew_first = turn is not None and asked.remat and self.frees_much(self.freed(turn, base, model))
+        if turn is not None and anew_first:
             self.mix(turn, (), 0.0, base.memory_per_device)
-        if is_first:
+        if asked.remat:
             self.hold_all(base)
         if turn is not None:
-            if not (anew_first or (self.tried and not self.is_worth(self.freed(turn, self.tried[0], model)))):
+            # The first plan holds all then.
+            if not anew_first and (not self.tried or self.is_worth(self.freed(turn, self.tried[0], model))):
                 self.mix(turn, (), 0.0, base.memory_per_device)
             if asked.remat:
                 ladder = Ladder(self.program, base, turn, sizes)
@@ -325,20 +329,18 @@ class _Choice:
         if self.tried and self.is_over:
             self.cut = True
             return
-        asked = _part(replace(self.request, tell_smallest=not self.request.remat), _FIRST_OF_SEVERAL)
+        asked = _part(replace(self.request, tell_smallest=False), _FIRST_OF_SEVERAL)
         asked = replace(asked, find_start=self.known(range(len(self.program.nodes))))
         self.attempt(self.program, asked, holds=base.memory_per_device)
 
     def known(self, origin: Sequence[int]) -> Callable[..., Start] | None:
         """What a search begins with: the cheapest plan so far, which its own must be cheaper than."""
-        best = min(range(len(self.tried)), key=lambda k: self.tried[k].objective, default=None)
-        return None if best is None else Known(self.tried[best], self.programs[best][2], origin).start
+        return Known(self.tried[self.cheapest], self.programs[self.cheapest][2], origin).start if self.tried else None
 
     def deepened(self) -> PlanData:
         """The cheapest plan; of a user's time what is left goes to a search on in its mix, or to plans that hide more
         (``overlap.py``)."""
-        k = min(range(len(self.tried)), key=lambda k: self.tried[k].objective)
-        plan, (program, asked, origin) = self.tried[k], self.programs[k]
+        plan, (program, asked, origin) = self.tried[self.cheapest], self.programs[self.cheapest]
         is_proven = self.request.budget.closes(plan.objective, plan.bound, self.request.gap)
         if asked.thorough or not self.request.thorough or self.request.hides or is_proven or self.is_over:
             return plan
@@ -348,7 +350,7 @@ class _Choice:
         if again is not None:
             again.fingerprint, again.recomputed = plan.fingerprint, plan.recomputed
             plan.bound = again.bound = min(max(plan.bound, again.bound), plan.objective, again.objective)
-        return min(self.tried, key=lambda p: p.objective)
+        return self.tried[self.cheapest]
 
     def told(self, again: Recomputed) -> str:
         """What a mix does, and why."""
