@@ -365,6 +365,41 @@ def test_odd_programs_against_xla(devices, function, arguments) -> None:
     assert 0.95 <= step.plan(*arguments).memory_per_device / xla <= 1.15
 
 
+def _attention(x, w, mask):
+    q, k, v = (jnp.einsum("bsd,dhe->bshe", x, w[i]) for i in range(3))
+    scores = jnp.einsum("bqhe,bkhe->bhqk", q, k) * 0.125
+    scores = scores if mask is None else scores + mask
+    return x + jnp.einsum("bqhe,dhe->bqd", jnp.einsum("bhqk,bkhe->bqhe", jax.nn.softmax(scores), v), w[0])
+
+
+def _attended(layers, mask, layer=_attention):
+    def total(ws, x):
+        for w in ws:
+            x = layer(x, w, mask(x.shape[1]))
+        return x.sum()
+
+    return total, ([f32(3, 64, 4, 16)] * layers, f32(8, 256, 64))
+
+
+def _causal(n: int) -> jax.Array:
+    return jnp.where(jnp.tril(jnp.ones((n, n), bool)), 0.0, -1e9)
+
+
+@pytest.mark.parametrize(
+    ("layers", "mask", "again", "least"),
+    [(1, _causal, False, 0.95), (3, _causal, False, 0.95), (3, lambda n: None, False, 0.95), (3, _causal, True, 0.94)],
+    ids=["one layer", "masked", "scaled", "made again"],
+)
+def test_what_scales_and_masks_scores_of_several_layers_is_as_large_as_those(layers, mask, again, least) -> None:
+    """Of one layer its kernel makes it. Scores themselves are in memory as exponentials alone."""
+    function, arguments = _attended(layers, mask, jax.checkpoint(_attention) if again else _attention)
+    place = sbp.placement("cpu", np.arange(8).reshape(2, 4), axis_names=("a", "b"))
+    step = sbp.auto_parallel(jax.grad(function) if again else function, placement=place)
+    m = step.lower(*arguments).compile().memory_analysis()
+    xla = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+    assert least <= step.plan(*arguments).memory_per_device / xla <= 1.15
+
+
 def test_zeros_of_hidden_states_and_of_what_else_is_collected() -> None:
     """Two forms where a loop collects both, one where a gradient's loop collects one value."""
     program = build(jax.make_jaxpr(_two_layers_gradient)([_LAYER, _LAYER], f32(32, 16, 128)))

@@ -63,6 +63,25 @@ def test_arguments_are_read_anew_by_what_computes_with_them_beyond_the_turn() ->
     assert named[0] in first and named[1] in second
 
 
+def test_what_copies_are_made_of_is_read_behind_their_barrier_by_all_that_come_later() -> None:
+    """In front of it XLA holds it in other forms, too, for products of the forward part and of the backward one."""
+
+    def loss(w, v, x):
+        q = x @ w
+        b = q @ v  # the gradient of v reads q after that of the sine has read its cosine
+        return jnp.sum(jnp.sin(q) * b)
+
+    arguments = jnp.ones((8, 8)), jnp.ones((8, 8)), jnp.ones((4, 8))
+    program, _, _ = capture.trace(jax.grad(loss, argnums=(0, 1)), arguments, {}, (), ())
+    cosine = next(op for op in program.nodes if op.name == "cos")
+    again, _ = recompute(program, cosine.index, {cosine.index})
+    early, late = (op.reads[0] for op in again.nodes if op.name in ("sin", "cos"))
+    (wait,) = (op for op in again.nodes if op.name == "sbp.barrier" and op.reads == [early])
+    assert wait.outs == (late,)
+    readers = [[op.name for op in again.nodes if v in op.reads] for v in (early, late)]
+    assert readers == [["dot_general", "sin", "sbp.barrier"], ["cos", "dot_general"]]
+
+
 def test_the_program_given_is_left_as_it_is() -> None:
     _, _, program, _, again, origin = traced()
     assert [op.index for op in program.nodes] == list(range(len(program.nodes)))

@@ -65,6 +65,8 @@ class _Rewriter:
         self.early = {v.id for op in early for v in op.outs}
         self.count = max((v.id for op in program.nodes for v in op.outs), default=0)
         self.origin: dict[Op, int] = {}
+        self.arguments = {v.id for op in program.input_ops for v in op.outs}
+        self.behind: dict[int, Value] = {}  # what late readers read behind a barrier, by the value before it
 
     def run(self) -> tuple[Program, list[int]]:
         p = self.program
@@ -103,18 +105,25 @@ class _Rewriter:
     def again(self, reads: Sequence[Value], renamed: dict[int, Atom], times: float) -> list[Op | Structured]:
         """What of ``reads`` is dropped, made again behind a barrier; ``renamed`` learns it.
 
-        One of ``reads`` that is made late goes through the barrier too: the copies wait until it is there.
+        One of ``reads`` that is made late goes through the barrier too: the copies wait until it is there. Whoever
+        reads later what they are made of reads it behind the barrier, but for arguments: one array is held so. In
+        front of it XLA would hold another one for those readers, say a query turned for the products of the forward
+        part, which those of the backward part want in the same form.
         """
         order = self.closure(reads, renamed)
         if not order:
             return []
         own = {v.id for op in order for v in op.outs}
-        held = {x.id: x for op in order for x in op.ins if isinstance(x, Value) and x.id not in own}
-        held = {i: x for i, x in held.items() if i not in renamed and x.shape}
+        held = {x.id: x for op in order for x in op.ins if isinstance(x, Value) and x.id not in own and x.shape}
+        held = {i: x for i, x in held.items() if i not in renamed or i in self.behind}
         late = [x for x in reads if x.id not in self.early and x.id not in renamed and x.shape]
-        links = [self.link("sbp.barrier", x, times, order[0]) for x in [*held.values(), *late[-1:]]]
-        renamed.update((x.id, link.outs[0]) for x, link in zip(late[-1:], links[len(held) :], strict=True))
-        inside = {**renamed, **{i: link.outs[0] for i, link in zip(held, links, strict=False)}}
+        links = [self.link("sbp.barrier", self.behind.get(i, x), times, order[0]) for i, x in held.items()]
+        inside = {**renamed, **{i: link.outs[0] for i, link in zip(held, links, strict=True)}}
+        self.behind |= {i: link.outs[0] for i, link in zip(held, links, strict=True) if i not in self.arguments}
+        renamed.update((i, self.behind[i]) for i in held if i in self.behind)
+        if late:
+            links.append(self.link("sbp.barrier", late[-1], times, order[0]))
+            renamed[late[-1].id] = inside[late[-1].id] = links[-1].outs[0]
         ops: list[Op | Structured] = [Structured("barrier", {}, (), {"barrier": links}, order[0].info)] if links else []
         for op in order:
             ops.append(self.clone(op, inside, times))

@@ -46,7 +46,8 @@ from .kernels import (
 from .lifetime import Lifetime
 from .places import Place, lodge
 from .replaced import copied_arguments, hold_copies
-from .scratch import LAPACK, Around, Form, Scratch, has_batch_dims, reorders, scratch, wanted_form
+from .scratch import LAPACK, Around, Form, Scratch, has_batch_dims, reorders, scratch, turns, wanted_form
+from .softmax import hold_softmax
 from .widening import is_widened, widened
 from .zeros import Zeros, shared_zeros
 
@@ -106,12 +107,10 @@ class _Walk:
         # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
         self.when: list[int] = []
         self.when = self._schedule()
-        self.held: Collection[tuple[int, int]] = ()
-        if device == "cpu":
-            self.held = held_back(program.graph, lambda op: bool(op.outs) and op.outs[0].id in free)
+        held = held_back(program.graph, lambda op: bool(op.outs) and op.outs[0].id in free) if device == "cpu" else ()
+        self.held: Collection[tuple[int, int]] = held
         self.wide = widened(program, device, self.when, self.spans, self.readers)
-        self.latest = list(self.when)
-        self.earliest = list(self.when)
+        self.latest, self.earliest = list(self.when), list(self.when)
         self.repeats = [False] * (self.end + 1)
         self.again = [-1] * (self.end + 1)  # the last kernel that computes it again
         self.claimed: set[int] = set()
@@ -222,6 +221,8 @@ class _Walk:
                 work = [item for item in work if item.side == "out"]
             if work := work + self.wide.scratch.get(op.index, []):
                 self.scratch[op.index] = work
+        if self.device == "cpu":
+            hold_softmax(self.program, self.readers, self.free, self.found, self.scratch)
 
     def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Lifetime:
         at = op.index
@@ -292,9 +293,8 @@ class _Walk:
             if user.index not in reads:  # a duplicate: it is there when the first is
                 twin = self.maker[self.duplicates[user.outs[0].id]]
                 reads[user.index] = reads.get(twin.index, (start, start))
-        first = min(first, self.end)
-        fluid = self.fusible[at] and not named
-        return Lifetime(v, start, whole, first, last, kept, named, home=home, fluid=fluid, wanted=kept, reads=reads)
+        return Lifetime(v, start, whole, min(first, self.end), last, kept, named, home=home,
+                        fluid=self.fusible[at] and not named, wanted=kept, reads=reads)  # fmt: skip
 
     def _indexed(self, readers: Sequence[tuple[Op, int]]) -> dict[int, frozenset[int]]:
         """By kernel that would compute an op for its readers: those that ask for elements in an order of their own.
@@ -389,12 +389,12 @@ class _Walk:
         if at in self.claimed or not op.outs or op.index in self.spans:
             return False
         result = op.outs[0]
-        same = result.shape == v.shape and result.itemsize == v.itemsize
-        if not same or not (self.fusible[at] or op.name in IN_PLACE):
+        if result.shape != v.shape or result.itemsize != v.itemsize or not (self.fusible[at] or op.name in IN_PLACE):
             return False
         if self.fusible[at] and self._indexed(readers).get(at) != _ITSELF:
             return False
-        if any([reorders(user, k) for user, k in self.readers.get(result.id, ())]):
+        users = self.readers.get(result.id, ())
+        if any([reorders(*u) or (self.device == "cpu" and len(users) == 1 and turns(*u)) for u in users]):
             return False
         self.claimed.add(at)
         return True

@@ -169,12 +169,24 @@ def matrix_form(op: Op, position: int) -> Form | None:
     """
     if op.name != "dot_general":
         return None
+    batch, rows, columns = _sides(op, position)
+    return ((*batch, *rows, *columns), len(batch) + len(rows)) if max(len(rows), len(columns)) > 1 else None
+
+
+def _sides(op: Op, position: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """A product's operand's dims as a matrix has them: of the batch, of rows, of columns."""
     contracted, batch = (side[position] for side in op.params["dimension_numbers"])
     free = [d for d in range(len(op.ins[position].shape)) if d not in contracted and d not in batch]
-    if max(len(free), len(contracted)) < 2:
-        return None
-    rows, columns = (contracted, free) if position else (free, contracted)
-    return (*batch, *rows, *columns), len(batch) + len(rows)
+    return (batch, contracted, free) if position else (batch, free, contracted)
+
+
+def turns(op: Op, position: int) -> bool:
+    """Whether what computes an operand of a product of batches, for that alone, writes each matrix turned (on CPUs)."""
+    if op.name != "dot_general":
+        return False
+    batch, rows, columns = _sides(op, position)
+    order = [d for d in (*batch, *rows, *columns) if op.ins[position].shape[d] > 1]
+    return bool(batch) and order != sorted(order)
 
 
 def wanted_form(op: Op, position: int) -> Form | None:

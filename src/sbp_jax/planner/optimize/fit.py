@@ -98,7 +98,7 @@ class Fitting(Known):
         smallest = Smallest(self.goal, self.bytes_at)
         lowest = None
         if not self.is_over():
-            lowest = smallest.holding_least({self.points[0]: 1.0}, free.peak, _LEAST_SECONDS)
+            lowest = smallest.holding_least({self.points[0]: 1.0}, free.peak, self.goal.budget.some(_LEAST_SECONDS))
         if lowest is not None:
             self.offer(lowest.choice)
             smallest.least = self._least = max(lowest.bound, 0.0) * free.peak

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..amounts import bytes_text
+from ..budget import Budget
 from ..costs.cost_graph import CostGraph, costless, penalised
 from ..memory.infeasible import OutOfTime, TooSmall, holdings
 from ..memory.protocol import FootprintLike
@@ -22,16 +23,17 @@ from .program import Solution, solve, solve_within
 from .recombine import chosen
 from .regions import LOOK_WORK
 
-# Rounds at most, seconds of work for all of them and for the program of one.
+# Rounds at most; seconds of work for all of them, where the smallest is to be told, and where any plan that fits will
+# do; the part of it for the program of one.
 _ROUNDS = 60
-_SECONDS = 30.0
-_ROUND_SECONDS = 10.0
+_SECONDS, _SECONDS_FOR_ANY = 6.0, 30.0
+_ROUND_PART = 1 / 3
 # Good enough: the bound this near to the smallest plan; or so many rounds in which neither moved by a thousandth.
 CLOSE = 0.01
 _STALLED = 6
 # Then plans are looked for that hold less, for so many seconds of work; at limits this part of the way to the bound,
 # then at others, where there is time. Set by hand; docs/decisions/0019 has what it leads to.
-_LOWER_SECONDS = 10.0
+_LOWER_SECONDS = 15.0
 _DOWN = (0.7, 0.9)
 # Then the smallest of the plans seen are mixed: so many of them, for so many seconds of work. What they
 # hold is looked at in so many parts of the step.
@@ -71,20 +73,20 @@ class Smallest:
     def __post_init__(self) -> None:
         self.feasible = Feasible(self.goal.problem, self.goal.footprint)
 
-    def holding_least(self, weights: dict[int, float], unit: float, seconds: float = _ROUND_SECONDS) -> Solution | None:
-        """The plan that holds the least at weighted points, in ``unit`` bytes, as far as found in some seconds of
-        work."""
+    def holding_least(self, weights: dict[int, float], unit: float, budget: Budget) -> Solution | None:
+        """The plan that holds the least at weighted points, in ``unit`` bytes, as far as found in the budget."""
         self._costless = self._costless or costless(self.goal.problem)
         # Bytes as parts of what a plan holds: small beside what is impossible.
         prices = [(w / unit, self.at(t)) for t, w in weights.items() if w > 0]
-        return solve(penalised(self._costless, prices), 1e-3, self.goal.budget.some(seconds))
+        return solve(penalised(self._costless, prices), 1e-3, budget)
 
     def run(self, first: Sequence[tuple[Solution, np.ndarray]], enough: float = 0.0) -> Least:
         """The smallest plan, given some to start from; one of at most ``enough`` bytes will do."""
         seen = list(first)
         unit = max(float(min(m.max(initial=1.0) for _, m in seen)), 1.0)
         bound, centre = self.least, {}
-        budget = self.goal.budget.some(_SECONDS)
+        seconds = _SECONDS_FOR_ANY if enough else _SECONDS
+        budget = self.goal.budget.some(seconds)
         points: list[int] = []
         gaps: list[float] = []
         for round_number in range(_ROUNDS):
@@ -99,12 +101,13 @@ class Smallest:
             points = sorted({*points, *(int(m.argmax()) for _, m in seen[-2:])})
             held = np.array([m[points] for _, m in seen]) / unit
             weights, promised = _next(held, np.array([centre.get(t, 0.0) for t in points]), bound / unit)
-            solution = self.holding_least(dict(zip(points, weights.tolist(), strict=True)), unit)
+            weighted = dict(zip(points, weights.tolist(), strict=True))
+            solution = self.holding_least(weighted, unit, budget.some(_ROUND_PART * seconds))
             if solution is None:
                 break
             if solution.bound * unit > bound:
                 bound = solution.bound * unit
-                centre = dict(zip(points, weights.tolist(), strict=True))
+                centre = weighted
             memory = self.goal.footprint.over_time(solution.choice)
             known = any(np.array_equal(m, memory) for _, m in seen)
             if known and int(memory.argmax()) in points and promised * unit <= bound * (1 + 1e-6):

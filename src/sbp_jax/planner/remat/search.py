@@ -36,8 +36,7 @@ _NEARLY = 0.8
 _FIRST, _FIRST_OF_SEVERAL = 0.75, 0.5
 # Each other mix's part of what is left, if that is more than this part of the budget; while none fits, than the last.
 _OF_LEFT = 0.5
-_OTHER, _ONE_OF_SEVERAL = 0.25, 0.15
-_WHILE_NONE = 0.5
+_OTHER, _ONE_OF_SEVERAL, _WHILE_NONE = 0.25, 0.15, 0.5
 # A mix whose smallest limit is told is searched for a plan once more: with what is left, or this part of the budget.
 _TELLING = 0.05
 # What the gap is of, at the end of a note.
@@ -68,13 +67,16 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
 
 
 def _within(limit: float, program: Program, request: Request, name: str) -> PlanData:
-    request = replace(request, names_limit=request.limit_is_firm)
+    # Where nothing fits the smallest limit is looked for at the end, for the mixes that hold least.
+    request = replace(request, names_limit=request.limit_is_firm, tell_smallest=False)
     choice = _Choice(program, request, name, limit)
-    first = _part(replace(request, tell_smallest=not request.remat), _FIRST)
-    held = None if request.remat else choice.attempt(program, first)
+    held = None if request.remat else choice.attempt(program, _part(request, _FIRST))
     if held is not None and (held.memory_per_device < _NEARLY * limit or choice.is_over or _is_close(held, request)):
         return choice.deepened()
     if choice.is_over and request.limit_is_firm:
+        choice.look_for_smallest()
+        if choice.tried:
+            return choice.deepened()
         raise choice.refusal
     free = held or make_plan(program, replace(_part(request, 1.0), memory_limit_bytes=None), name)
     if held is None and free.memory_per_device <= limit:
@@ -314,9 +316,7 @@ class _Choice:
             asked = _part(asked, part)
         else:
             asked = replace(asked, budget=asked.budget.at_least(part, _OF_LEFT))
-        # Of two mixes both are to be told of; of several see look_for_smallest.
-        tells = asked.limit_is_firm and not asked.remat and not self.tried
-        asked = replace(asked, pins=pins, tell_smallest=tells, find_start=self.known(origin))
+        asked = replace(asked, pins=pins, find_start=self.known(origin))
 
         def finish(plan: PlanData) -> None:
             plan.fingerprint = fingerprint(self.program)
@@ -329,8 +329,8 @@ class _Choice:
         if self.tried and self.is_over:
             self.cut = True
             return
-        asked = _part(replace(self.request, tell_smallest=False), _FIRST_OF_SEVERAL)
-        asked = replace(asked, find_start=self.known(range(len(self.program.nodes))))
+        known = self.known(range(len(self.program.nodes)))
+        asked = replace(_part(self.request, _FIRST_OF_SEVERAL), find_start=known)
         self.attempt(self.program, asked, holds=base.memory_per_device)
 
     def known(self, origin: Sequence[int]) -> Callable[..., Start] | None:
