@@ -45,6 +45,23 @@ def test_a_replaced_argument_is_written_in_place() -> None:
     assert peak(update, f32(1024)) == 2
 
 
+def test_a_donated_argument_that_is_handed_on_is_there() -> None:
+    assert peak(lambda w, x: (w, jnp.sin(w) + x), f32(1024), f32(1024), donate_argnums=0) == 3
+
+
+def test_changes_in_place_are_in_the_buffer_of_the_last() -> None:
+    def write(cache, x, w):
+        for k in range(4):
+            cache = jax.lax.dynamic_update_slice(cache, (x @ w)[None], (k, 0, 0))
+            x = cache[k] @ w
+        return cache, x
+
+    arguments = f32(4, 32, 32), f32(32, 32), f32(32, 32)
+    for donated, arrays in (((0,), 8), ((), 12)):  # without donation the result is one cache more
+        config = sbp.AutoParallelConfig(cluster="cpu")
+        assert peak(write, *arguments, donate_argnums=donated, config=config) == arrays
+
+
 def test_a_chain_of_cheap_ops_is_never_in_memory() -> None:
     assert peak(lambda x: jnp.sum((x + 1) * 2 - x), f32(1024)) == 1
 

@@ -3,12 +3,14 @@
 XLA's loops and conditionals work in the buffers that they are given. What a body makes last of what is carried is in
 the buffer that it is carried in; what a branch makes of an operand which another branch hands through is in the buffer
 of that operand, if nothing reads it after the conditional (XLA copies results and removes copies that nothing stands
-in the way of: ``CopyInsertion``). What a body makes of nothing that changes there is made once, before the loop.
+in the way of: ``CopyInsertion``). What a body makes of nothing that changes there is made once, before the loop. What is
+written over in place, one change after the other, is in the buffer of the last, say a result's.
 """
 
 from collections.abc import Mapping, Sequence
 
 from ...trace import Graph, Op, Structured, Value
+from .kernels import IN_PLACE
 from .lifetime import Lifetime
 
 # Not taken out of a loop for themselves (XLA: ``WhileLoopInvariantCodeMotion``).
@@ -43,8 +45,12 @@ def join_in_place(
     readers: Mapping[int, Sequence[tuple[Op, int]]],
 ) -> None:  # fmt: skip
     """Tell the lifetimes (``inside``) of what a boundary's other side has the buffer of."""
-    for op in graph.ops:
+    for op in reversed(graph.ops):
         if isinstance(op, Op):
+            if op.name in IN_PLACE and isinstance(x := op.ins[0], Value) and x.shape == op.outs[0].shape:
+                old, new = found[x.id], found[op.outs[0].id]
+                is_written_over = old.made <= old.kept == new.made - 1 and not (old.resident or old.named)
+                old.inside |= is_written_over and (new.home or new.inside)
             continue
         if op.kind == "cond":
             _join(op, found, readers)

@@ -172,7 +172,7 @@ class Tables:
         readers = self.readers.get(v.id, ())
         hub = self.hub_of.get((group, k))
         if not readers or (hub is None and group == readers[0][0]):
-            if not (life.named or life.home):
+            if life.resident or not (life.named or life.home):
                 self._add(("own", group, k), group, -1, made, kept, v, room)
             if life.copied >= first:
                 self._copied(group, k, v, life)
