@@ -291,6 +291,16 @@ def _rectified_gradient(p, x):
     return jax.grad(loss)(p)
 
 
+def _gated_gradient(layers, x):
+    def loss(layers):
+        y = x
+        for gate, up, down in layers:
+            y = y + (jax.nn.silu(y @ gate) * (y @ up)) @ down
+        return jnp.sum(y**2)
+
+    return jax.grad(loss)(layers)
+
+
 def _scan_over_matrices(x, w):
     """The stack is converted as a whole, before the loop."""
     return jax.lax.scan(lambda h, a: (jnp.tanh(h @ a), None), x, w)[0]
@@ -356,6 +366,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (lambda x, h: jnp.einsum("btv,btd->vd", x, h), [f32(16, 64, 128), f32(16, 64, 64)]),
         (_recurrent_gradient, [_RECURRENT, f32(32, 128, 64)]),
         (_rectified_gradient, [[(f32(256, 64), f32(64, 256))] * 3, f32(16, 64, 64)]),
+        (_gated_gradient, [[(f32(64, 256), f32(64, 256), f32(256, 64))] * 3, f32(512, 64)]),
         (lambda x, w, v: jnp.tanh(x @ w) @ v, [bf16(128, 256), bf16(256, 192), bf16(192, 256)]),
         (_scan_over_matrices, [bf16(128, 256), bf16(6, 256, 256)]),
         (_sliced_for_a_loop, [f32(128, 128), f32(128, 128), f32(128, 4096)]),
@@ -370,7 +381,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
          "rectified convolutions", "depthwise convolution", "taken along", "sorted", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
-         "rectified", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
+         "rectified", "gated", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
          "before a loop", "accepted steps", "categorical", "outer product"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])

@@ -3,8 +3,8 @@
 XLA's loops and conditionals work in the buffers that they are given. What a body makes last of what is carried is in
 the buffer that it is carried in; what a branch makes of an operand which another branch hands through is in the buffer
 of that operand, if nothing reads it after the conditional (XLA copies results and removes copies that nothing stands
-in the way of: ``CopyInsertion``). What a body makes of nothing that changes there is made once, before the loop. What is
-written over in place, one change after the other, is in the buffer of the last, say a result's.
+in the way of: ``CopyInsertion``). What a body makes of nothing that changes there is made once, before the loop. What
+is written over in place, one change after the other, is in the buffer of the last, say a result's.
 """
 
 from collections.abc import Mapping, Sequence

@@ -52,6 +52,8 @@ REPEATED = frozenset(("sbp.unstack", "sbp.barrier", "sbp.enter"))
 MOST_COPIES = 15
 # Once, where computing it takes a branch (XLA: ``ElementalIrEmitter::OpInvalidatesCache``).
 BRANCHES = frozenset(("concatenate", "pad"))
+# So many ops are looked at for whether one hangs on another.
+_LOOKED_AT = 500
 # Element-wise by their rule, but long: never computed again.
 LONG = frozenset(("threefry2x32", "erf_inv", "digamma", "lgamma", "igamma"))
 
@@ -89,6 +91,30 @@ def reads_more(op: Op, maker: Mapping[int, Op]) -> bool:
     shape = op.outs[0].shape
     large = [maker[x.id] for x in op.ins if isinstance(x, Value) and x.shape == shape]
     return sum(m.name != "broadcast_in_dim" or m.ins[0].shape != () for m in large) > 1
+
+
+def comes_back(
+    op: Op, readers: Sequence[tuple[Op, int]], maker: Mapping[int, Op], fuses: Sequence[bool]
+) -> bool:  # fmt: skip
+    """Whether a reader of an op also reads what other kernels make of it, as a gradient does.
+
+    XLA computes an op that reads more than its result once, then (``InstructionFusion::ComputeGloballyUnfusible``).
+    ``fuses``: by op, whether it is computed in kernels of its readers. After some ops that is taken to be so.
+    """
+    for user, _ in readers:
+        pending = [(maker[x.id], False) for x in user.reads if maker[x.id] is not op]
+        seen: set[tuple[int, bool]] = set()
+        while pending:
+            made, crossed = pending.pop()
+            if made is op and crossed:
+                return True
+            crossed = crossed or not fuses[made.index]
+            if made.index > op.index and (made.index, crossed) not in seen:
+                if len(seen) == _LOOKED_AT:
+                    return True
+                seen.add((made.index, crossed))
+                pending += [(maker[x.id], crossed) for x in made.reads]
+    return False
 
 
 def moves_dims(op: Op) -> bool:

@@ -35,6 +35,7 @@ from .kernels import (
     REDUCTIONS,
     RENAMES,
     REPEATED,
+    comes_back,
     concatenates_rows,
     in_reductions,
     is_cheap,
@@ -235,25 +236,24 @@ class _Walk:
             return Lifetime(v, start, start, min(first, self.end), last, start - 1, fluid=True, reads=reads)
         named = self.alias[at]
         repeats = (self.fusible[at] and (alone or self.cheap[at])) or op.name in REPEATED
-        if repeats and not named and not all([fuses for _, _, fuses, _ in found]) and reads_more(op, self.maker):
-            repeats = False
+        if repeats and not named and reads_more(op, self.maker):
+            at_will = alone or self.on_gpu or not comes_back(op, readers, self.maker, self.fusible)
+            repeats = at_will and all([fuses for _, _, fuses, _ in found])
         if self.fusible[at] and v.shape:  # numbers take no room, and every kernel may compute them
             indexed = self._indexed(readers) if repeats else {}
             often = {
                 u: 1 if by is _ITSELF else sum([self.often[i].get(u, 1) for i in by if i >= 0]) or 1
                 for u, by in indexed.items()
             }
-            most = 1 if op.name in BRANCHES else MOST_COPIES
-            if any([n > most for n in often.values()]):
+            if any([n > (1 if op.name in BRANCHES else MOST_COPIES) for n in often.values()]):
                 repeats, often = False, {}
             if repeats and often:
                 self.indexed[at], self.often[at] = indexed, often
         if not self.indexed[at]:
             self.indexed[at], self.often[at] = {at: _ITSELF}, {at: 1}
-        first, last, kept, home = self.end + 1, start, start - 1, False
+        first, last, home = self.end + 1, start, False
         wide = bool(readers) and at in self.wide.products  # its conversion is what readers compute again
-        if not readers or not (repeats or wide):
-            kept = start
+        kept = start - 1 if readers and (repeats or wide) else start
         reads: dict[int, tuple[int, int]] = {}
         for (t, until, fuses, by_name), (user, _) in zip(found, readers, strict=True):
             reads[user.index] = t, until
