@@ -2,6 +2,7 @@
 
     python benchmarks/remat.py                                  # four steps on 2x4 at 0.8, 0.5 and 0.35 of their memory
     python benchmarks/remat.py --only gpt2 --parts 0.5 --mesh 8x1
+    python benchmarks/remat.py --small vit,bert --parts 0.7,0.5 # models of benchmarks/small/, or all
 
 The limit is a part of what the plan without a limit holds, by its own account. "of free": the objective over that
 plan's; "again": how many nodes run twice; "plan" and "XLA": bytes a device over the limit, XLA's by
@@ -15,9 +16,12 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import memory
+from small import MODELS as SMALL
 
 import sbp_jax as sbp
 from zoo import build
@@ -37,27 +41,37 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--parts", default="0.8,0.5,0.35")
     parser.add_argument("--mesh", default="2x4")
+    parser.add_argument("--small", default="")
     args = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)
-    print(f"{'model':<16}{'mesh':<7}{'part':>6}{'limit MiB':>11}{'of free':>9}{'gap':>9}{'s':>8}"
+    print(f"{'model':<22}{'mesh':<7}{'part':>6}{'limit MiB':>11}{'of free':>9}{'gap':>9}{'s':>8}"
           f"{'plan':>8}{'XLA':>8}", flush=True)  # fmt: skip
     missed = 0
+    parts = [float(p) for p in args.parts.split(",")]
+    if args.small:
+        for name in SMALL if args.small == "all" else args.small.split(","):
+            m = SMALL[name]()
+            missed += rows(name, m.step, (jax.eval_shape(m.init), m.batch()), args.mesh, parts, m.donates)
+        return int(missed > 0)
     for name, (family, size, options) in MODELS.items():
         if args.only in name:
-            missed += rows(name, build(family, size, **options), args.mesh, [float(p) for p in args.parts.split(",")])
+            case = build(family, size, **options)
+            missed += rows(name, case.step, (case.abstract_state(), case.batch(0)), args.mesh, parts)
     return int(missed > 0)
 
 
-def rows(name: str, case: Any, mesh: str, parts: list[float]) -> int:
+def rows(
+    name: str, of: Callable[..., Any], inputs: tuple[Any, Any], mesh: str, parts: list[float], donates: bool = True
+) -> int:  # fmt: skip
     """Print a model's rows; how many miss a goal."""
-    inputs = case.abstract_state(), case.batch(0)
-    free = memory.planned(case.step, mesh, donate_argnums=0).plan(*inputs)
+    donated = 0 if donates else ()
+    free = memory.planned(of, mesh, donate_argnums=donated).plan(*inputs)
     missed = 0
     for part in parts:
         limit = part * free.memory_per_device
-        line = f"{name:<16}{mesh:<7}{part:6.2f}{limit / 2**20:11.1f}"
+        line = f"{name:<22}{mesh:<7}{part:6.2f}{limit / 2**20:11.1f}"
         config = sbp.AutoParallelConfig(memory_limit=limit, remat="auto")
-        step = memory.planned(case.step, mesh, donate_argnums=0, config=config)
+        step = memory.planned(of, mesh, donate_argnums=donated, config=config)
         start = time.process_time()
         try:
             plan = step.plan(*inputs)
