@@ -270,7 +270,7 @@ class _Choice:
         over_turn = [base.memory_per_device - r.saved_bytes for r in rungs]
         holding = [held(r.nodes, budget) for r in rungs]
         surely, perhaps = first_within(holding), first_within(over_turn)
-        for k in (*range(min(perhaps, surely), surely + 1), perhaps - 1, surely + 1):
+        for k in (surely, *range(min(perhaps, surely), surely), perhaps - 1, surely + 1):
             if 0 < k < len(rungs) and (k <= surely or holding[k] < holding[surely]):
                 plan(rungs[k].nodes)
         if not self.tried:
