@@ -183,7 +183,7 @@ class Tables:
         if hub is not None and 0 < len(apart) < len(readers):
             readers = [r for r in readers if r not in apart]
             last = max(self._times(life, index)[1] for _, _, index in readers)
-            kept = self._apart(cluster, k, v, hub, apart, last)
+            kept = self._apart(cluster, k, v, hub, apart, [self._times(life, index) for _, _, index in readers])
         aside = 0.0 if life.home else self._aside(v, min(first, whole), last)
         into_loop = any([self.clustering.clusters[r[2]].ops[0].name in _OF_LOOPS for r in readers])
         sliced = first if into_loop else whole
@@ -268,17 +268,20 @@ class Tables:
         return life.resident and all([op.index in self.updates for op in ops if op.index in life.reads])
 
     def _apart(
-        self, cluster: OpCluster, k: int, v: Value, hub: int, apart: Sequence[tuple[int, int, int]], last: int
-    ) -> int:
-        """What is held for readers that share no copy with the others, who read it last at ``last``.
+        self, cluster: OpCluster, k: int, v: Value, hub: int, apart: Sequence[tuple[int, int, int]],
+        others: Sequence[tuple[int, int]],
+    ) -> int:  # fmt: skip
+        """What is held for readers that share no copy with the others, who read it at these times.
 
-        The value stays for them, whatever the hub has of it. The last time that it is held for the others.
+        The value stays for them, whatever the hub has of it. A copy that they want is there from the last reader before
+        them, who is taken to want it, too. The last time that it is held for the others.
         """
         life, group = self.lifetimes[v.id], self.groups[cluster.index]
-        held = last
+        held = last = max(until for _, until in others)
         for reader, at, index in sorted(apart, key=lambda r: (self._times(life, r[2])[1], r)):
             first, until = self._times(life, index)
-            start = last + 1 if until > last else first
+            before = [end for _, end in others if until > last or end < first]
+            start = max(before) + 1 if before else first
             aside = self._aside(v, start, until)
             for what in ("slice", "smaller", "larger"):
                 self._add((what, group, k, reader, at), group, reader, start, until, v, aside)
