@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...trace import Atom, Lit, Op, Program, Value
+from ...trace import Atom, Lit, Op, Program, Structured, Value
 from .kernels import RENAMES
 from .lifetime import Lifetime
 from .scratch import Scratch
@@ -39,15 +39,20 @@ def hold_softmax(
 ) -> None:  # fmt: skip
     """Tell lifetimes and scratch what these kernels hold. ``free`` values are made by each reader."""
     maker = {v.id: op for op in program.nodes for v in op.outs}
-    kernels = [k for op in program.nodes if (k := _kernel(op, maker, readers)) is not None]
-    for v in [v for k in kernels for v in k.inside]:
-        lives[v.id].kept = lives[v.id].made - 1
-    same = _numbers(program, free) if kernels else {}
+    found: list[tuple[int, _Kernel]] = []
+    graphs = [program.graph]
+    for number, graph in enumerate(graphs):  # a loop's body shares nothing with what is around it
+        graphs += [body for op in graph.ops if isinstance(op, Structured) for body in op.bodies]
+        kernels = [_kernel(op, maker, readers) for op in graph.ops if isinstance(op, Op)]
+        found += [(number, k) for k in kernels if k is not None]
+    same = _numbers(program, free) if found else {}
     uses: dict[Hashable, list[_Kernel]] = {}
-    for k in kernels:
+    for number, k in found:
+        for v in k.inside:
+            lives[v.id].kept = lives[v.id].made - 1
         for x in k.small:
             what = (str(x.dtype), np.asarray(x.literal).tobytes()) if isinstance(x, Lit) else same.get(x.id, x.id)
-            uses.setdefault((what, k.maxima.reads[0].shape), []).append(k)
+            uses.setdefault((number, what, k.maxima.reads[0].shape), []).append(k)
     for each in uses.values():
         if len(each) > 1:
             op, span = each[0].maxima, (each[0].product.index, each[-1].maxima.index)

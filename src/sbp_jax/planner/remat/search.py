@@ -250,7 +250,7 @@ class _Choice:
         return self.request.thorough or saved > _WORTH_OF_STEP * self.tried[0].objective
 
     def climb(self, base: PlanData, turn: Turn, ladder: Ladder, held: Held) -> None:
-        """Plan the mixes from the first that may fit, if it is split more, to the first that should as it is; one
+        """Plan the first mix that should fit as it is, and those before it that may, if they are split more; one
         between the best and the one before it; where none fits, those that hold least of all."""
         rungs = [Rung(frozenset(), 0.0, 0.0), *ladder.rungs()]
         budget = self.request.budget.some(_LOOK_SECONDS)
