@@ -13,8 +13,10 @@ import sbp_jax as sbp
 from sbp_jax.calls import capture
 from sbp_jax.planner import apart, make
 from sbp_jax.planner.costs.cost_graph import CostGraph
+from sbp_jax.planner.graph.clusters import factor_maps
 from sbp_jax.planner.memory.duplicates import read_once
 from sbp_jax.planner.memory.footprint import Footprint
+from sbp_jax.planner.memory.liveness import lifetimes
 from sbp_jax.planner.memory.zeros import shared_zeros
 from sbp_jax.planner.optimize.instance import instance_of
 from sbp_jax.trace import Value, build
@@ -426,6 +428,25 @@ def test_what_scales_and_masks_scores_of_several_layers_is_as_large_as_those(lay
     m = step.lower(*arguments).compile().memory_analysis()
     xla = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
     assert least <= step.plan(*arguments).memory_per_device / xla <= 1.15
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_loops_body_shares_no_mask_with_another(layers) -> None:
+    """One kernel in the forward body and one in the backward body are alone there; two layers in one body are not."""
+
+    def total(ws, x):
+        def body(h, w):
+            for _ in range(layers):
+                h = _attention(h, w, _causal(256))
+            return h, None
+
+        return jax.lax.scan(jax.checkpoint(body), x, ws)[0].sum()
+
+    program = build(jax.make_jaxpr(jax.grad(total))(f32(3, 3, 64, 4, 16), f32(8, 256, 64)))
+    scratch = lifetimes(program, factor_maps(program), (), "cpu").scratch
+    maxima = [op for op in program.nodes if op.name == "reduce_max"]
+    shared = [item for op in maxima for item in scratch.get(op.index, ()) if item.span is not None]
+    assert len(maxima) == 2 * layers and bool(shared) == (layers > 1)
 
 
 def test_zeros_of_hidden_states_and_of_what_else_is_collected() -> None:
