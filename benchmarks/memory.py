@@ -38,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 import sbp_jax as sbp
+from sbp_jax.step.fits import needed_bytes as needed
 from zoo import build
 
 FLOAT32: dict[str, Any] = {"dtype": "float32"}
@@ -60,12 +61,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 TOLERANCE = 0.1
 BOUNDS = 0.95, 1.15
-
-
-def needed(compiled: Any) -> int:
-    """Bytes a device needs for a compiled step, by XLA's account."""
-    m = compiled.memory_analysis()
-    return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 
 
 class Rows:

@@ -82,6 +82,30 @@ def test_what_copies_are_made_of_is_read_behind_their_barrier_by_all_that_come_l
     assert readers == [["dot_general", "sin", "sbp.barrier"], ["cos", "dot_general"]]
 
 
+def test_copies_made_of_a_key_alone_are_made_again_by_xla_too() -> None:
+    """Random bits come from scalars: where those are not behind the barrier, XLA holds the first ones."""
+
+    def loss(w, key, x):
+        for k in jax.random.split(key, 8):
+            x = jnp.where(jax.random.bernoulli(k, 0.5, x.shape), x @ w, 0.0)
+        return jnp.sum(x**2)
+
+    arguments = jnp.ones((64, 64)), jax.random.key(0), jnp.ones((512, 64))
+    program, _, out_shape = capture.trace(jax.value_and_grad(loss), arguments, {}, (), ())
+    turn = max(op.index for op in program.nodes if op.name == "reduce_sum")
+    early = [op for op in program.nodes if op.index < turn and op.primitive is not None]
+    bits = {op.index for op in early if op.name not in ("dot_general", "select_n")}
+    again, _ = recompute(program, turn, bits)
+    assert count(again, "threefry2x32") >= count(program, "threefry2x32") + 7
+    plan = Plan.of(make_plan(again, Request(placement=sbp.placement("cpu", [0]), cluster=CPU)))
+    entry = lowered_step(again, plan, (arguments, {}), jax.tree.structure(out_shape), ())
+    m = lower_step(entry, arguments, {}).compile().memory_analysis()
+    needed = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes
+    assert needed < 1.1 * plan.memory_per_device
+    got, want = entry.jitted(*arguments, ({}, entry.constants)), jax.grad(loss)(*arguments)
+    np.testing.assert_allclose(got[1], want, rtol=1e-5)
+
+
 def test_the_program_given_is_left_as_it_is() -> None:
     _, _, program, _, again, origin = traced()
     assert [op.index for op in program.nodes] == list(range(len(program.nodes)))

@@ -37,6 +37,7 @@ from ..planner import (
 from ..shardings import PlacementLike
 from ..signature import Signature
 from ..step.compiler_options import check_options
+from ..step.fits import warn_if_over
 from ..step.jitted import LoweredStep, NamedStep, OtherCall, check_devices, lower_step, lowered_step
 from ..step.plan import Plan
 from ..trace import Program, fingerprint, is_planned_here, recompute, without_collecting
@@ -103,6 +104,11 @@ class ParallelFunction:
             # Below jax.grad and jax.vmap JAX can name the op that made a nan only if it sees the ops.
             is_debugged = looks_for_nans() and not is_staging()
             return (entry.unplanned if is_debugged else entry.nested)(*arguments)
+        limit = self._config.memory_limit_bytes
+        if limit is not None and not entry.is_checked:
+            entry.is_checked = True
+            if self._is_first:
+                warn_if_over(entry, arguments, limit, stacklevel=2)
         self._last = entry if self._previous in (None, entry) else None
         self._previous = entry
         return entry.run(*arguments)

@@ -52,6 +52,8 @@ class LoweredStep:
 
     is_shared: bool = False
     """Whether other processes run it too."""
+    is_checked: bool = False
+    """Whether it was compared with the user's memory limit, as compiled."""
 
     def takes(self, args: Sequence[Any]) -> bool:
         """Whether it may be tried with arguments as they are: all processes must come to the same answer.

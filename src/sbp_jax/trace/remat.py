@@ -15,6 +15,9 @@ from .copies import Renamed, copied, copied_op
 from .expand import remove_dead
 from .graph import Atom, Graph, Op, Program, Structured, Value
 
+# What is so small a part of what is made of it goes through every barrier: copies wait for it, and it costs nothing.
+_LITTLE = 0.01
+
 
 def recompute(program: Program, turn: int, nodes: Collection[int]) -> tuple[Program, list[int]]:
     """The program in which ``nodes`` (indices up to ``turn``) are made again for their readers beyond it.
@@ -105,22 +108,26 @@ class _Rewriter:
     def again(self, reads: Sequence[Value], renamed: dict[int, Atom], times: float) -> list[Op | Structured]:
         """What of ``reads`` is dropped, made again behind a barrier; ``renamed`` learns it.
 
-        One of ``reads`` that is made late goes through the barrier too: the copies wait until it is there. Whoever
-        reads later what they are made of reads it behind the barrier, but for arguments: one array is held so. In
-        front of it XLA would hold another one for those readers, say a query turned for the products of the forward
-        part, which those of the backward part want in the same form.
+        One of ``reads`` that is made late goes through the barrier too: the copies wait until it is there, those of
+        little, as random bits of a key, included. Whoever reads later what they are made of reads it behind the
+        barrier, but for arguments: one array is held so. In front of it XLA would hold another one for those readers,
+        say a query turned for the products of the forward part, which those of the backward part want in the same form.
         """
         order = self.closure(reads, renamed)
         if not order:
             return []
         own = {v.id for op in order for v in op.outs}
-        held = {x.id: x for op in order for x in op.ins if isinstance(x, Value) and x.id not in own and x.shape}
-        held = {i: x for i, x in held.items() if i not in renamed or i in self.behind}
+        little = _LITTLE * max(v.size_bytes for op in order for v in op.outs)
+        held = {x.id: x for op in order for x in op.ins if isinstance(x, Value) and x.id not in own}
+        held = {i: x for i, x in held.items() if i not in renamed or i in self.behind or x.size_bytes <= little}
         late = [x for x in reads if x.id not in self.early and x.id not in renamed and x.shape]
-        links = [self.link("sbp.barrier", self.behind.get(i, x), times, order[0]) for i, x in held.items()]
-        inside = {**renamed, **{i: link.outs[0] for i, link in zip(held, links, strict=True)}}
-        self.behind |= {i: link.outs[0] for i, link in zip(held, links, strict=True) if i not in self.arguments}
-        renamed.update((i, self.behind[i]) for i in held if i in self.behind)
+        now = [self.behind.get(i, renamed.get(i, x)) for i, x in held.items()]
+        links = [self.link("sbp.barrier", x, times, order[0]) for x in now if isinstance(x, Value)]
+        waiting = dict(zip(held, [link.outs[0] for link in links], strict=True))
+        inside = {**renamed, **waiting}
+        large = {i: v for i, v in waiting.items() if held[i].size_bytes > little}
+        self.behind |= {i: v for i, v in large.items() if i not in self.arguments}
+        renamed.update((i, self.behind[i]) for i in large if i in self.behind)
         if late:
             links.append(self.link("sbp.barrier", late[-1], times, order[0]))
             renamed[late[-1].id] = inside[late[-1].id] = links[-1].outs[0]
