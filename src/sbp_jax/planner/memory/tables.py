@@ -287,7 +287,8 @@ class Tables:
                 self._add((what, group, k, reader, at), group, reader, start, until, v, aside)
             if not (life.resident or life.named or life.home):
                 self._add(("more", group, k, reader, at, hub), hub, reader, max(life.first, life.whole) + 1, last, v)
-                self._add(("same", group, k, reader, at), group, reader, held + 1, min(until, life.kept), v)
+                since = max(held + 1, life.made)  # kernels that make it again for the others may come before
+                self._add(("same", group, k, reader, at), group, reader, since, min(until, life.kept), v)
                 held = max(held, until)
         return life.kept if life.resident else min(life.kept, last)
 
