@@ -332,6 +332,14 @@ def _accepted_steps(x, w):
     return jax.lax.while_loop(lambda s: (s[0] < 50) & (jnp.max(s[1]) < 9), step, (0, x))[1]
 
 
+def _halves_read_far_apart(ws, x):
+    one, other = jnp.split(x @ ws[0] * 2 + x @ ws[1], 2, axis=1)
+    h = x
+    for w in ws[2:]:
+        h = jnp.sin(h @ w)
+    return one.sum(0), h, other * h[:, : other.shape[1]]
+
+
 _LAYER = {"x": f32(128, 128), "h": f32(128, 128), "z": f32(128, 128)}
 _PLACES = jax.ShapeDtypeStruct((32, 16, 128), jnp.int32)
 _GROUPS = {"in": f32(8, 64, 256), "out": f32(8, 256, 64)}
@@ -378,13 +386,14 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (_accepted_steps, [f32(512, 128), f32(128, 128)]),
         (lambda key, x: jax.random.categorical(key, x), [jax.eval_shape(lambda: jax.random.key(0)), f32(512, 128)]),
         (lambda x, y: jnp.tanh(jnp.einsum("ab,ac->abc", x, y)), [f32(64, 64), f32(64, 128)]),
+        (_halves_read_far_apart, [[f32(128, 128)] * 5, f32(1024, 128)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution",
          "rectified convolutions", "depthwise convolution", "taken along", "sorted", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
          "rectified", "gated", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
-         "before a loop", "accepted steps", "categorical", "outer product"],
+         "before a loop", "accepted steps", "categorical", "outer product", "halves"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

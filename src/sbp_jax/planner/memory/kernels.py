@@ -14,11 +14,11 @@ from ...trace import Lit, Op, Program, Value
 _CHEAP = frozenset("""
     abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
     dynamic_slice eq expand_dims floor ge gt iota is_finite le lt max min mul ne neg not one_minus_square or pad
-    reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice square
-    squeeze sub transpose xor stop_gradient real imag integer_pow sbp.pin sbp.unstack
+    reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice split
+    square squeeze sub transpose xor stop_gradient real imag integer_pow sbp.pin sbp.unstack
 """.split())  # fmt: skip
 # Data moved but not computed: fused like element-wise ops.
-MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice iota pad rev slice tile transpose copy".split())
+MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice iota pad rev slice split tile transpose copy".split())
 # Other names for their operand's buffer.
 ALIASES = frozenset("""
     reshape squeeze expand_dims stop_gradient copy_p optimization_barrier sbp.pin sbp.barrier sbp.enter

@@ -271,7 +271,7 @@ class _Walk:
             if until > kept and not (fuses and (repeats or wide)):
                 kept = until
             home = home or user.index in self.homes
-        self.repeats[at] = repeats
+        self.repeats[at] |= repeats
         if not named and kept == last and kept > start and self._overwritten(v, kept, readers):
             kept = last = kept - 1
         whole = self._whole(op, k)
@@ -371,15 +371,15 @@ class _Walk:
         """The kernels in which an op runs: its own where a result is kept, those of its readers else."""
         if not self.repeats[op.index] or (op.index in self.spans and op.name != "sbp.barrier"):
             return
-        life = self.found[op.outs[0].id]
-        when = self.when[op.index]
+        lives = [self.found[v.id] for v in op.outs]  # a split has several results
+        when, is_kept = self.when[op.index], any([life.kept >= life.made for life in lives])
         if self.alias[op.index]:
-            self.latest[op.index] = max(life.last, when)
+            self.latest[op.index] = max(lives[0].last, when)
         else:
-            self.latest[op.index] = max(self.again[op.index], when if life.kept >= life.made else -1)
+            self.latest[op.index] = max(self.again[op.index], when if is_kept else -1)
             if self.latest[op.index] < 0:
                 self.latest[op.index] = when
-        self.earliest[op.index] = when if life.kept >= life.made else max(when, life.first)
+        self.earliest[op.index] = when if is_kept else max(when, min([life.first for life in lives]))
 
     def _overwritten(self, v: Value, at: int, readers: Sequence[tuple[Op, int]]) -> bool:
         """Whether the kernel in which a value dies writes its result over it, element by element."""
