@@ -27,6 +27,7 @@ from random_program.running import CLUSTERS as CLUSTERS
 from random_program.running import PLAIN as PLAIN
 from random_program.running import Invalid as Invalid
 from random_program.running import check as check
+from random_program.running import check_again as check_again
 from random_program.running import run as run
 
 if __name__ == "__main__":

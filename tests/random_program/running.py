@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import sbp_jax as sbp
+from sbp_jax.calls import capture
+from sbp_jax.planner import Request, make_plan
 from sbp_jax.planner.memory.infeasible import TooSmall
+from sbp_jax.step.jitted import lowered_step
+from sbp_jax.step.plan import Plan
+from sbp_jax.trace import Op, recompute
 
 from .effects import Log, in_order
 from .generate import Generated, generate
@@ -71,6 +77,34 @@ def _run(program: Generated) -> sbp.Plan:
     plan = parallel.plan(*_arguments(program))
     plan.verify()
     return plan
+
+
+def check_again(seed: int) -> int:
+    """Generate one, make most of what its first ops compute again for the others, run, compare with plain JAX.
+
+    How many ops more that is.
+    """
+    program, some = generate(seed), random.Random(seed)
+    try:
+        with jax.enable_x64(True) if program.x64 else contextlib.nullcontext():
+            with _everywhere(program.x64):
+                expected = _plainly(program, program.function([]))
+            args = jax.tree.map(jnp.asarray, _arguments(program))
+            whole, _, shapes = capture.trace(program.function([]), args, {}, (), ())
+            ops = whole.graph.ops
+            last = some.randrange(len(ops) // 4, len(ops))
+            early = [
+                op for op in ops[: last + 1] if isinstance(op, Op) and op.primitive is not None and not op.runs_once
+            ]
+            again, _ = recompute(whole, ops[last].span[1], {op.index for op in early if some.random() < 0.8})
+            where = sbp.placement("cpu", np.arange(math.prod(program.mesh)).reshape(program.mesh))
+            plan = Plan.of(make_plan(again, Request(placement=where, cluster=_CPU)))
+            step = lowered_step(again, plan, (args, {}), jax.tree.structure(shapes), ())
+            _compare(program, jax.tree.leaves(step.jitted(*args, ({}, step.constants))), expected)
+            return len(again.nodes) - len(whole.nodes)
+    except Exception as error:
+        error.add_note(str(program))
+        raise
 
 
 @contextlib.contextmanager
