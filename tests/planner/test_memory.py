@@ -332,6 +332,16 @@ def _accepted_steps(x, w):
     return jax.lax.while_loop(lambda s: (s[0] < 50) & (jnp.max(s[1]) < 9), step, (0, x))[1]
 
 
+def _biased_then_checkpointed(layers, x):
+    def loss(layers):
+        h = x
+        for w, b, v in layers:
+            h = h + jax.checkpoint(lambda a, v=v: jax.nn.gelu(a) @ v)(h @ w + b)
+        return jnp.mean(h**2)
+
+    return jax.grad(loss)(layers)
+
+
 def _halves_read_far_apart(ws, x):
     one, other = jnp.split(x @ ws[0] * 2 + x @ ws[1], 2, axis=1)
     h = x
@@ -387,13 +397,14 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (lambda key, x: jax.random.categorical(key, x), [jax.eval_shape(lambda: jax.random.key(0)), f32(512, 128)]),
         (lambda x, y: jnp.tanh(jnp.einsum("ab,ac->abc", x, y)), [f32(64, 64), f32(64, 128)]),
         (_halves_read_far_apart, [[f32(128, 128)] * 5, f32(1024, 128)]),
+        (_biased_then_checkpointed, [[(f32(64, 256), f32(256), f32(256, 64))] * 5, f32(4096, 64)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution",
          "rectified convolutions", "depthwise convolution", "taken along", "sorted", "mlp",
          "repeated", "product of a repeated", "norm", "log_softmax over rows", "window", "window and more",
          "sum over rows", "top_k", "two scans", "tied embedding", "associative scan", "contracted rows", "recurrent",
          "rectified", "gated", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
-         "before a loop", "accepted steps", "categorical", "outer product", "halves"],
+         "before a loop", "accepted steps", "categorical", "outer product", "halves", "biased, checkpointed"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:
