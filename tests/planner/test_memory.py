@@ -512,16 +512,21 @@ def test_what_is_pinned_is_another_value() -> None:
     assert not read_once(program, [op.primitive is not None for op in program.nodes], ())[1]
 
 
-@pytest.mark.parametrize(("divisor", "arrays"), [(8, 2), (7, 3)])
-def test_integers_are_divided_by_powers_of_two_in_each_kernel(divisor, arrays) -> None:
-    """What is left over is computed again by both that sort it. By another number it is computed once, and kept."""
+@pytest.mark.parametrize(
+    ("divided", "dtype", "arrays"),
+    [(lambda x: x % 8, jnp.int32, 2), (lambda x: x % 7, jnp.int32, 3),
+     (lambda x: x / 0.9, jnp.float32, 2), (lambda x: 0.9 / x, jnp.float32, 3)],
+    ids=["power of two", "integers", "by a number", "a number"],
+)  # fmt: skip
+def test_what_is_divided_is_computed_by_each_kernel_where_that_is_cheap(divided, dtype, arrays) -> None:
+    """Integers by a power of two, others by any number: by both that sort it. Else it is computed once, and kept."""
 
     def function(x):
-        y = x % divisor
+        y = divided(x)
         return jnp.sort(y + 3).sum(axis=0) + jnp.sort(y * 5).sum(axis=0)
 
     step = sbp.auto_parallel(function, placement=sbp.placement("cpu", range(1)))
-    x = jax.ShapeDtypeStruct((256, 256), jnp.int32)
+    x = jax.ShapeDtypeStruct((256, 256), dtype)
     m = step.lower(x).compile().memory_analysis()
     xla = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes
     plan = step.plan(x).memory_per_device

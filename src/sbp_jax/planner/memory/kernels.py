@@ -64,11 +64,15 @@ def is_gpu(device: str) -> bool:
 
 
 def is_cheap(op: Op, maker: Mapping[int, Op]) -> bool:
-    """Whether every reader computes it again. Integers are divided by a power of two with shifts and masks."""
-    if op.name not in ("div", "rem") or not np.issubdtype(op.outs[0].dtype, np.integer):
+    """Whether every reader computes it again. Integers are divided by a power of two with shifts and masks, what else
+    is divided by a number is a product (XLA: ``AlgebraicSimplifier``)."""
+    if op.name not in ("div", "rem"):
         return op.name in _CHEAP
     by = op.ins[1]
     made = maker[by.id] if isinstance(by, Value) else None
+    if not np.issubdtype(op.outs[0].dtype, np.integer):
+        number = made is None or (made.name == "broadcast_in_dim" and isinstance(made.ins[0], Lit))
+        return op.name == "div" and number
     # As ``jnp.remainder`` has it: 1 where the divisor is 0.
     ways = [by] if made is None else made.ins[1:] if made.name == "select_n" else []
     return bool(ways) and all([isinstance(x, Lit) and int(x.literal).bit_count() == 1 for x in ways])
