@@ -124,6 +124,27 @@ def test_a_loop_waits_as_well() -> None:
     assert isinstance(graph.ops[position], Structured) and wait.results[0].value.shape == ()
 
 
+def test_a_loop_is_waited_for_whose_result_nobody_needs_soon() -> None:
+    """A loss over chunks is read at the end only. Put off, the loop holds what it reads (1.18 times the memory of a
+    small GPT's step, measured)."""
+
+    def run(x, w, goes_on):
+        total = jax.lax.scan(lambda c, h: (c + jnp.sum(jnp.sin(h @ w)), None), 0.0, x @ w)[0]
+        for _ in range(2):
+            w = jnp.cos(w @ w)
+        return (w * total) @ w if goes_on else (total, w)
+
+    def early(goes_on: bool) -> list[tuple[int, ...]]:
+        graph = traced(lambda x, w: run(x, w, goes_on), f32(64, 64, 64), f32(64, 64))
+        loop = next(op for op in graph.ops if isinstance(op, Structured))
+        made = {v.id for link in loop.links for v in link.outs}
+        found = [(k, e) for k, wait in waits(graph).items() for e in wait.results if e.value.id in made]
+        assert [e.value.shape for _, e in found] == [()] and "dot_general" in str(graph.ops[found[0][0]])
+        return [x.shape for _, e in found for x in loop.reads if x.id in e.holds]
+
+    assert early(goes_on=False) == early(goes_on=True) == [(64, 64, 64)]  # the products in between would come first
+
+
 def test_what_the_plan_decides_nothing_for_does_not_wait() -> None:
     """A scatter of constants is made where it is read, as constants are."""
 

@@ -8,6 +8,9 @@ from typing import Any
 from ..report.units import brief_bytes
 from .jitted import LoweredStep
 
+# So many bytes more are not worth a word: XLA rounds every buffer up.
+_LITTLE = 2**16
+
 
 def needed_bytes(compiled: Any) -> int:
     """Bytes that a device needs for a compiled step: arguments, results that replace none of them, temporaries."""
@@ -21,7 +24,7 @@ def warn_if_over(entry: LoweredStep, arguments: Sequence[Any], limit: float, sta
     The planner's account of memory is a model: near a limit XLA may need some per cent more than it says.
     """
     plan, needed = entry.plan, needed_bytes(entry.jitted.lower(*arguments).compile())
-    if needed > limit:
+    if needed > limit + _LITTLE:
         less = math.floor(limit * limit / needed)
         warnings.warn(
             f"{plan.function} was planned for at most {brief_bytes(limit)} per device, and holds "

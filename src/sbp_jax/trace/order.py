@@ -91,6 +91,12 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False, for_reductions: bool 
             if isinstance(op, Op) and not free[k] and (awaited(op) or _picks_few(op)):
                 holds = tuple(i for i in read if last[i] < need.get(v.id, math.inf))
                 waiting.append(Early(v, holds, picks=op.name == "gather"))
+        if isinstance(op, Structured) and large[k]:  # a loop runs when the first of its results is needed
+            inner = {v.id for body in op.bodies for v in body.inputs}
+            made = [(need.get(v.id, math.inf), v) for v in _results(op) if v.id not in inner]
+            at, first = min(made, key=lambda x: x[0], default=(0, None))
+            if first is not None:
+                waiting.append(Early(first, tuple(i for i in read if last[i] < at)))
     return found
 
 
