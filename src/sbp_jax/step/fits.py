@@ -23,7 +23,10 @@ def warn_if_over(entry: LoweredStep, arguments: Sequence[Any], limit: float, sta
 
     The planner's account of memory is a model: near a limit XLA may need some per cent more than it says.
     """
-    plan, needed = entry.plan, needed_bytes(entry.jitted.lower(*arguments).compile())
+    plan, compiled = entry.plan, entry.jitted.lower(*arguments).compile()
+    if compiled.memory_analysis() is None:  # a backend that keeps no account
+        return
+    needed = needed_bytes(compiled)
     if needed > limit + _LITTLE:
         less = math.floor(limit * limit / needed)
         warnings.warn(
