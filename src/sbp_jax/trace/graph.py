@@ -8,7 +8,7 @@ step runs through it.
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,11 @@ class Op:
         return [x for x in self.ins if isinstance(x, Value)]
 
     @property
+    def results(self) -> Sequence[Value]:
+        """What it gives to its scope, as ``Structured.results``."""
+        return self.outs
+
+    @property
     def runs_once(self) -> bool:
         """Whether one device runs it for all (``rules/once.py``)."""
         return "once" in self.params
@@ -141,6 +146,12 @@ class Structured:
         inner = {v.id for link in self.links for v in link.outs}
         inner |= {v.id for body in self.bodies for node in body.nodes() for v in node.outs}
         return [x for x in self.ins if isinstance(x, Value) and x.id not in inner]
+
+    @property
+    def results(self) -> Sequence[Value]:
+        """What it gives to the scope around it."""
+        inner = {v.id for body in self.bodies for v in body.inputs}
+        return [v for link in self.links for v in link.outs if v.id not in inner]
 
     @property
     def span(self) -> tuple[int, int]:

@@ -84,7 +84,7 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False, for_reductions: bool 
         if isinstance(op, Op) and op.name == "transpose" and not free[k] and [readers[x.id] for x in op.reads] == [1]:
             waiting = [replace(e, turned=op.outs[0]) if e.value is op.reads[0] else e for e in waiting]
         read = frozenset[int]().union(*(behind.get(x.id, ()) for x in op.reads))
-        for v in _results(op):
+        for v in op.results:
             behind[v.id] = frozenset((v.id,)) if kernel[k] or readers[v.id] > 1 else read
             if isinstance(op, Op) and op.name in _PRODUCTS:
                 products.add(v.id)
@@ -92,11 +92,9 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False, for_reductions: bool 
                 holds = tuple(i for i in read if last[i] < need.get(v.id, math.inf))
                 waiting.append(Early(v, holds, picks=op.name == "gather"))
         if isinstance(op, Structured) and large[k]:  # a loop runs when the first of its results is needed
-            inner = {v.id for body in op.bodies for v in body.inputs}
-            made = [(need.get(v.id, math.inf), v) for v in _results(op) if v.id not in inner]
-            at, first = min(made, key=lambda x: x[0], default=(0, None))
+            first = min(op.results, key=lambda v: need.get(v.id, math.inf), default=None)
             if first is not None:
-                waiting.append(Early(first, tuple(i for i in read if last[i] < at)))
+                waiting.append(Early(first, tuple(i for i in read if last[i] < need.get(first.id, math.inf))))
     return found
 
 
@@ -145,18 +143,14 @@ def _reads(
         op = graph.ops[k]
         first, final = k, k
         if not kernel[k]:
-            final = max([last.get(v.id, k) for v in _results(op)], default=k)
+            final = max([last.get(v.id, k) for v in op.results], default=k)
         if not large[k]:
-            first = min([need.get(v.id, math.inf) for v in _results(op)], default=math.inf)
+            first = min([need.get(v.id, math.inf) for v in op.results], default=math.inf)
         for x in op.reads:
             need[x.id] = min(need.get(x.id, math.inf), first)
             last[x.id] = max(last.get(x.id, k), final)
             readers[x.id] += 1
     return need, last, readers
-
-
-def _results(op: Op | Structured) -> tuple[Value, ...]:
-    return op.outs if isinstance(op, Op) else tuple(v for link in op.links for v in link.outs)
 
 
 def _is_large(op: Op | Structured) -> bool:

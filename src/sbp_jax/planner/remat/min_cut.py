@@ -81,7 +81,7 @@ def find_turn(program: Program, sizes: Sizes) -> Turn | None:
             for x in op.reads:
                 if x.id in made:
                     last[x.id] = k
-            made.update((v.id, (k, v)) for v in _results(op))
+            made.update((v.id, (k, v)) for v in op.results)
         for i, k in last.items():
             start, value = made[i]
             change[start] += sizes(value)
@@ -94,14 +94,6 @@ def find_turn(program: Program, sizes: Sizes) -> Turn | None:
         return None
     bytes_held, k, graph = best
     return Turn(graph.ops[k].span[1], graph, graph.ops[: k + 1], graph.ops[k + 1 :], bytes_held)
-
-
-def _results(op: Op | Structured) -> list[Value]:
-    """What an op of a scope gives to that scope."""
-    if isinstance(op, Op):
-        return list(op.outs)
-    inner = {v.id for body in op.bodies for v in body.inputs}
-    return [v for link in op.links for v in link.outs if v.id not in inner]
 
 
 class _Net:
@@ -166,7 +158,7 @@ class Ladder:
             elif op.kind == "scan":
                 self._scan(op, times)
             else:
-                for v in _results(op):
+                for v in op.results:
                     self._held(v, self.sizes(v) * times)
 
     def _op(self, op: Op, times: float) -> None:
@@ -200,7 +192,7 @@ class Ladder:
         for link in op.roles["carry"]:
             self._held(link.outs[0], self.sizes(link.outs[0]) * trips * times)
         self._scope(op.bodies[0].ops, trips * times)
-        for v in _results(op):
+        for v in op.results:
             self._held(v, self.sizes(v) * times)
 
     def _pairs(self) -> dict[int, int]:
