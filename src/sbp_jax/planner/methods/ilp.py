@@ -73,9 +73,9 @@ def ilp(task: Task) -> Found | None:
         start = guesses(task, _FOR_A_START) if is_late and many_axes else ()
         found = search(replace(task, budget=own, guesses=start, find_start=find_start))
     except OutOfTime:
-        if task.thorough or task.budget.seconds_left <= 0:
+        if task.thorough or given or task.budget.seconds_left <= 0:
             raise
-        # None was found, and the limit was not the user's: a strategy's plan late is better than none.
+        # None was found or known, and the limit was not the user's: a strategy's plan late is better than none.
         late = cheapest(replace(task, budget=replace(task.budget.unbounded(), stops=())))
         if late is None:
             raise

@@ -10,7 +10,6 @@ one that recomputes nothing and splits more. Between two mixes, one of which doe
 used for as many of the first layers as it takes.
 """
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -19,32 +18,32 @@ from dataclasses import dataclass, replace
 from ...plan import PlanData, Recomputed
 from ...rules.widen import code_of
 from ...trace import Program, fingerprint, read_anew, recompute
-from ..budget import Budget
 from ..costs.op_cost import CostModel
 from ..effort import usual
 from ..make import make_plan
 from ..memory.infeasible import NoneCheaper, TooSmall
 from ..optimize.goal import Start
 from ..request import Request
+from .climb import Climb, Outcome
 from .held import Held
 from .known import Known, again_from
-from .min_cut import Ladder, Rung, Sizes, Turn, find_turn
+from .min_cut import Ladder, Sizes, Turn, find_turn
 
 # A plan that holds more than this part of the limit may have been made more expensive by it.
 _NEARLY = 0.8
 # The first mix's part of the budget; what is left is the others': one, or several where values may be made again.
 _FIRST, _FIRST_OF_SEVERAL = 0.75, 0.5
-# Each other mix's part of what is left, if that is more than this part of the budget; while none fits, than the last.
-_OF_LEFT = 0.5
-_OTHER, _ONE_OF_SEVERAL, _WHILE_NONE = 0.25, 0.15, 0.5
+# Each other mix has what is left, and at least this part of the budget; when that is over, to be given up; this part
+# while none fits.
+_OTHER, _ONE_OF_SEVERAL, _LATE, _WHILE_NONE = 0.25, 1.0, 0.1, 0.5
+# Mixes differ by more than this: while there may be several, a proven gap of so much is small enough.
+_COARSE = 0.03
 # A mix whose smallest limit is told is searched for a plan once more: with what is left, or this part of the budget.
 _TELLING = 0.05
 # What the gap is of, at the end of a note.
 _PROVEN = "; the gap is proven over the mixes that a plan was found for"
-# Mixes looked at between two, and seconds of work for looking. Where none fits, so many that hold least are planned.
-_PARTS = 12
+# Seconds of work for looking at what mixes hold.
 _LOOK_SECONDS = 10.0
-_LEAST = 2
 # Arguments are read anew where a plan fits anyway if that frees this part of the limit, and promises this part of the
 # step, reading twice not counted (13 searches of the zoo under a limit: 6.1 to 24 % were promised where 5 to 8 % were
 # saved, 0 to 2.4 % where nothing was).
@@ -250,79 +249,71 @@ class _Choice:
         return self.request.thorough or saved > _WORTH_OF_STEP * self.tried[0].objective
 
     def climb(self, base: PlanData, turn: Turn, ladder: Ladder, held: Held) -> None:
-        """Plan the first mix that should fit as it is, and those before it that may, if they are split more; one
-        between the best and the one before it; where none fits, those that hold least of all."""
-        rungs = [Rung(frozenset(), 0.0, 0.0), *ladder.rungs()]
-        budget = self.request.budget.some(_LOOK_SECONDS)
+        """Plan mixes that make some values again, too (``climb.py``)."""
 
-        def mix(nodes: frozenset[int], holds: float) -> None:
-            self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds)
+        def mix(nodes: Collection[int], holds: float) -> Outcome:
+            return self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds)
 
-        def plan(nodes: frozenset[int]) -> None:
-            holds = held(nodes, budget)
+        def cannot_fit(holds: float) -> bool:
             less = [r for r in self.refusals if r.holds <= holds < math.inf]
-            if not any(r.error.least_bytes > self.limit for r in less):
-                mix(nodes, holds)
+            return any(r.error.least_bytes > self.limit for r in less)
 
-        def first_within(holding: Sequence[float]) -> int:
-            return next((k for k, x in enumerate(holding) if x <= self.limit), holding.index(min(holding)))
+        def cheapest() -> tuple[Collection[int], float] | None:
+            if not self.tried:
+                return None
+            plan = self.tried[self.cheapest]
+            return () if plan.recomputed is None else plan.recomputed.nodes, plan.objective
 
-        over_turn = [base.memory_per_device - r.saved_bytes for r in rungs]
-        holding = [held(r.nodes, budget) for r in rungs]
-        surely, perhaps = first_within(holding), first_within(over_turn)
-        for k in (surely, *range(min(perhaps, surely), surely), perhaps - 1, surely + 1):
-            if 0 < k < len(rungs) and (k <= surely or holding[k] < holding[surely]):
-                plan(rungs[k].nodes)
-        if not self.tried:
-            for holds, nodes in _holding_least(rungs, ladder, held, budget):
-                if not self.tried and all(r.holds != holds for r in self.refusals):
-                    mix(nodes, holds)
-            return
-        again = min(self.tried, key=lambda p: p.objective).recomputed
-        best = next((k for k, r in enumerate(rungs) if again is not None and r.nodes == set(again.nodes)), 0)
-        if best == 0:
-            return
-        between = _between(rungs[best - 1].nodes, rungs[best].nodes)
-        surest = least = None
-        if holding[best] <= self.limit:
-            surest = next((n for n in between if held(n, budget) <= self.limit), None)
-        if over_turn[best - 1] > self.limit:
-            # In other signatures one may do that holds too much in these: the least that could be enough.
-            spared = base.memory_per_device - self.limit
-            least = next((n for n in between if ladder.saved(n) >= spared), None)
-        for nodes in dict.fromkeys(n for n in (surest, least) if n is not None):
-            plan(nodes)
+        looks = self.request.budget.some(_LOOK_SECONDS)
+        Climb(
+            ladder, held, base.memory_per_device, self.limit, looks, mix, cannot_fit, cheapest, lambda: self.is_over
+        ).run()
 
-    def mix(self, turn: Turn, nodes: Collection[int], at_least: float, holds: float) -> None:
+    def mix(self, turn: Turn, nodes: Collection[int], at_least: float, holds: float) -> Outcome:
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already.
 
         ``holds``: bytes that it will hold about.
         """
-        if self.tried and at_least >= min(p.objective for p in self.tried):
-            return
+        if self.tried and at_least >= self.tried[self.cheapest].objective:
+            return Outcome.NOT_WORTH
         if not nodes and not read_anew(self.program, turn.node):
-            return
+            return Outcome.NOT_WORTH
         # Nothing found yet: better late than not at all, but for a user who set the limit.
-        if self.is_over and (self.tried or self.request.thorough):
+        is_late = self.is_over and bool(self.tried)
+        if self.is_over and self.request.thorough:
             self.cut = True
-            return
+            return Outcome.NOT_WORTH
         program, origin = recompute(self.program, turn.node, nodes)
         if len(program.nodes) == len(self.program.nodes):
-            return
+            return Outcome.NOT_WORTH
         pins = {k: self.request.pins[o] for k, o in enumerate(origin) if o in self.request.pins}
         asked = self.request
         part = (_ONE_OF_SEVERAL if asked.remat else _OTHER) if self.tried else _WHILE_NONE
         if asked.thorough:
             asked = _part(asked, part)
         else:
-            asked = replace(asked, budget=asked.budget.at_least(part, _OF_LEFT))
-        asked = replace(asked, pins=pins, find_start=self.known(origin))
+            budget = asked.budget.at_least(_LATE if is_late else part, of_left=1.0 if self.tried else 0.0)
+            asked = replace(asked, budget=budget)
+        asked = replace(self.coarse(asked), pins=pins, find_start=self.known(origin))
 
         def finish(plan: PlanData) -> None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
 
+        refused, tried = len(self.refusals), len(self.tried)
         self.attempt(program, asked, origin, finish, holds)
+        if len(self.tried) > tried:
+            return Outcome.PLANNED
+        if len(self.refusals) == refused:
+            return Outcome.NOT_WORTH
+        self.cut |= is_late and self.refusals[-1].error.least_bytes <= self.limit
+        return Outcome.TOO_LARGE
+
+    def coarse(self, asked: Request) -> Request:
+        """As far as it takes to tell mixes apart."""
+        if asked.thorough or not asked.remat:
+            return asked
+        return replace(asked, budget=replace(asked.budget, stops=(*asked.budget.stops, (0.0, _COARSE))))
 
     def hold_all(self, base: PlanData) -> None:
         """Plan the program as it is, in the part of the budget that leaves the mixes theirs."""
@@ -330,7 +321,7 @@ class _Choice:
             self.cut = True
             return
         known = self.known(range(len(self.program.nodes)))
-        asked = replace(_part(self.request, _FIRST_OF_SEVERAL), find_start=known)
+        asked = replace(self.coarse(_part(self.request, _FIRST_OF_SEVERAL)), find_start=known)
         self.attempt(self.program, asked, holds=base.memory_per_device)
 
     def known(self, origin: Sequence[int]) -> Callable[..., Start] | None:
@@ -379,22 +370,3 @@ class _Choice:
         self.tried.append(plan)
         self.programs.append((program, request, range(len(program.nodes)) if origin is None else origin))
         return plan
-
-
-def _between(less: frozenset[int], more: frozenset[int]) -> list[frozenset[int]]:
-    """The more expensive of two mixes for a growing number of the first nodes, the less expensive one for the rest."""
-    parts = sorted(more - less)
-    ends = dict.fromkeys(parts[len(parts) * part // _PARTS] for part in range(1, _PARTS)) if parts else {}
-    return [less | {n for n in more if n < end} for end in ends]
-
-
-def _holding_least(
-    rungs: Sequence[Rung], ladder: Ladder, held: Held, budget: Budget
-) -> list[tuple[float, frozenset[int]]]:
-    """The mixes that hold least, with the bytes: of the ladder's, and of those between two."""
-    mixes = [r.nodes for r in rungs[1:]]
-    for less, more in itertools.pairwise(rungs):
-        mixes += _between(less.nodes, more.nodes)
-    # Of those that hold the same, which often are the same program, the cheapest.
-    cheapest = {held(n, budget): n for n in sorted(mixes, key=ladder.seconds_of, reverse=True)}
-    return sorted(cheapest.items(), key=lambda item: item[0])[:_LEAST]

@@ -1,0 +1,123 @@
+"""Which mixes of holding and making again are planned under a limit, and in which order.
+
+First the mix that should fit as it is, or holds least; from there those that make less again and hold more. What holds
+more is split as much at least: a mix that could save hardly anything so is passed over, and the first that does not fit
+ends this. Between two mixes, one of which does not fit, the more expensive one is used for as many of the first layers
+as it takes.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from ..budget import Budget
+from .held import Held
+from .min_cut import Ladder, Rung
+
+# Mixes looked at between two. Where none fits, so many that hold least are planned.
+_PARTS = 12
+_LEAST = 2
+# A mix that holds more is planned if it makes again for so much less, as a part of the step.
+_WORTH = 0.01
+
+
+class Outcome(Enum):
+    """What came of a mix: a plan; none was found that fits; none was asked for, or would be the cheapest."""
+
+    PLANNED = auto()
+    TOO_LARGE = auto()
+    NOT_WORTH = auto()
+
+
+@dataclass(slots=True)
+class Climb:
+    """The mixes of a ladder, planned one after the other.
+
+    Attributes:
+        base_bytes: what the plan holds that the ladder is made for.
+        limit: in bytes per device, as all others here.
+        looks: the budget for judging what mixes hold.
+        mix: plans the one that makes some nodes again and holds about so many bytes.
+        cannot_fit: whether something that holds so much cannot, by what is known.
+        cheapest: the nodes that the cheapest plan makes again, and its seconds; None before there is one.
+        is_over: whether the budget is.
+    """
+
+    ladder: Ladder
+    held: Held
+    base_bytes: float
+    limit: float
+    looks: Budget
+    mix: Callable[[Collection[int], float], Outcome]
+    cannot_fit: Callable[[float], bool]
+    cheapest: Callable[[], tuple[Collection[int], float] | None]
+    is_over: Callable[[], bool]
+
+    def run(self) -> None:
+        """Plan mixes; where none is found that fits, those that hold least of all."""
+        rungs = [Rung(frozenset(), 0.0, 0.0), *self.ladder.rungs()]
+        over_turn = [self.base_bytes - r.saved_bytes for r in rungs]
+        holding = [self.held(r.nodes, self.looks) for r in rungs]
+        surely, perhaps = self._first_within(holding), self._first_within(over_turn)
+        self._plan(rungs[surely].nodes)
+        if self.cheapest() is None:
+            self._plan_least(rungs, holding[surely])
+        for k in range(surely - 1, max(perhaps - 2, 0), -1):
+            if self._is_like_the_cheapest(rungs[k].nodes):
+                continue
+            if self._plan(rungs[k].nodes) is Outcome.TOO_LARGE and self.cheapest() is not None:
+                break
+        known = self.cheapest()
+        if known is None:
+            return
+        if surely + 1 < len(rungs) and holding[surely + 1] < holding[surely]:
+            self._plan(rungs[surely + 1].nodes)
+        best = next((k for k, r in enumerate(rungs) if r.nodes == set(known[0])), 0)
+        if best == 0 or self.is_over():
+            return
+        between = _between(rungs[best - 1].nodes, rungs[best].nodes)
+        surest = least = None
+        if holding[best] <= self.limit:
+            surest = next((n for n in between if self.held(n, self.looks) <= self.limit), None)
+        if over_turn[best - 1] > self.limit:
+            # In other signatures one may do that holds too much in these: the least that could be enough.
+            spared = self.base_bytes - self.limit
+            least = next((n for n in between if self.ladder.saved(n) >= spared), None)
+        for nodes in dict.fromkeys(n for n in (surest, least) if n is not None):
+            self._plan(nodes)
+
+    def _first_within(self, holding: Sequence[float]) -> int:
+        return next((k for k, x in enumerate(holding) if x <= self.limit), holding.index(min(holding)))
+
+    def _plan(self, nodes: frozenset[int]) -> Outcome:
+        holds = self.held(nodes, self.looks)
+        return Outcome.TOO_LARGE if self.cannot_fit(holds) else self.mix(nodes, holds)
+
+    def _is_like_the_cheapest(self, nodes: frozenset[int]) -> bool:
+        """Whether a mix makes again for as many seconds as the cheapest one, or hardly fewer."""
+        known = self.cheapest()
+        if known is None:
+            return False
+        again, step = known
+        return 0.0 <= self.ladder.seconds_of(again) - self.ladder.seconds_of(nodes) < _WORTH * step
+
+    def _plan_least(self, rungs: Sequence[Rung], refused: float) -> None:
+        """Plan the mixes that hold least, of the ladder's and of those between two, until one fits."""
+        mixes = [r.nodes for r in rungs[1:]]
+        for less, more in itertools.pairwise(rungs):
+            mixes += _between(less.nodes, more.nodes)
+        # Of those that hold the same, which often are the same program, the cheapest.
+        by_seconds = sorted(mixes, key=self.ladder.seconds_of, reverse=True)
+        cheapest = {self.held(n, self.looks): n for n in by_seconds}
+        for holds, nodes in sorted(cheapest.items(), key=lambda item: item[0])[:_LEAST]:
+            if self.cheapest() is None and holds not in (refused, math.inf):
+                self.mix(nodes, holds)
+
+
+def _between(less: frozenset[int], more: frozenset[int]) -> list[frozenset[int]]:
+    """The more expensive of two mixes for a growing number of the first nodes, the less expensive one for the rest."""
+    parts = sorted(more - less)
+    ends = dict.fromkeys(parts[len(parts) * part // _PARTS] for part in range(1, _PARTS)) if parts else {}
+    return [less | {n for n in more if n < end} for end in ends]
