@@ -19,6 +19,8 @@ from .min_cut import Ladder, Rung
 # Mixes looked at between two. Where none fits, so many that hold least are planned.
 _PARTS = 12
 _LEAST = 2
+# What holds so little more, as a part, holds about the same.
+_SAME = 0.01
 # A mix that holds more is planned if it makes again for so much less, as a part of the step.
 _WORTH = 0.01
 
@@ -61,9 +63,12 @@ class Climb:
         over_turn = [self.base_bytes - r.saved_bytes for r in rungs]
         holding = [self.held(r.nodes, self.looks) for r in rungs]
         surely, perhaps = self._first_within(holding), self._first_within(over_turn)
-        self._plan(rungs[surely].nodes)
+        first = rungs[surely].nodes
+        if surely > 0 and holding[surely] > self.limit:
+            first = self._holding_least([*_between(rungs[surely - 1].nodes, first), first])
+        self._plan(first)
         if self.cheapest() is None:
-            self._plan_least(rungs, holding[surely])
+            self._plan_least(rungs, self.held(first, self.looks))
         for k in range(surely - 1, max(perhaps - 2, 0), -1):
             if self._is_like_the_cheapest(rungs[k].nodes):
                 continue
@@ -90,6 +95,12 @@ class Climb:
 
     def _first_within(self, holding: Sequence[float]) -> int:
         return next((k for k, x in enumerate(holding) if x <= self.limit), holding.index(min(holding)))
+
+    def _holding_least(self, mixes: Sequence[frozenset[int]]) -> frozenset[int]:
+        """Of those that hold about the least, the cheapest."""
+        holding = [self.held(n, self.looks) for n in mixes]
+        least = [n for n, x in zip(mixes, holding, strict=True) if x <= (1 + _SAME) * min(holding)]
+        return min(least, key=self.ladder.seconds_of)
 
     def _plan(self, nodes: frozenset[int]) -> Outcome:
         holds = self.held(nodes, self.looks)

@@ -292,7 +292,7 @@ class _Choice:
         if asked.thorough:
             asked = _part(asked, part)
         else:
-            budget = asked.budget.at_least(_LATE if is_late else part, of_left=1.0 if self.tried else 0.0)
+            budget = asked.budget.at_least(_LATE if is_late else part, of_left=1.0 if self.tried or nodes else 0.0)
             asked = replace(asked, budget=budget)
         asked = replace(self.coarse(asked), pins=pins, find_start=self.known(origin))
 
