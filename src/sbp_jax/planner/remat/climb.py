@@ -16,9 +16,9 @@ from ..budget import Budget
 from .held import Held
 from .min_cut import Ladder, Rung
 
-# Mixes looked at between two. Where none fits, so many that hold least are planned.
+# Mixes looked at between two. Where none fits, so many that hold least are planned, in each of two steps.
 _PARTS = 12
-_LEAST = 2
+_LEAST = (2, 1)
 # What holds so little more, as a part, holds about the same.
 _SAME = 0.01
 # A mix that holds more is planned if it makes again for so much less, as a part of the step.
@@ -115,16 +115,22 @@ class Climb:
         return 0.0 <= self.ladder.seconds_of(again) - self.ladder.seconds_of(nodes) < _WORTH * step
 
     def _plan_least(self, rungs: Sequence[Rung], refused: float) -> None:
-        """Plan the mixes that hold least, of the ladder's and of those between two, until one fits."""
-        mixes = [r.nodes for r in rungs[1:]]
+        """Plan the mixes that hold least until one fits: those next to the ladder's least, then of all."""
+        least = min(rungs, key=lambda r: self.held(r.nodes, self.looks))
+        mixes, others = list[frozenset[int]](), [r.nodes for r in rungs[1:]]
         for less, more in itertools.pairwise(rungs):
-            mixes += _between(less.nodes, more.nodes)
-        # Of those that hold the same, which often are the same program, the cheapest.
-        by_seconds = sorted(mixes, key=self.ladder.seconds_of, reverse=True)
-        cheapest = {self.held(n, self.looks): n for n in by_seconds}
-        for holds, nodes in sorted(cheapest.items(), key=lambda item: item[0])[:_LEAST]:
-            if self.cheapest() is None and holds not in (refused, math.inf):
-                self.mix(nodes, holds)
+            (mixes if least in (less, more) else others).extend(_between(less.nodes, more.nodes))
+        known = {refused}
+        for some, count in zip((mixes, mixes + others), _LEAST, strict=True):
+            # Of those that hold the same, which often are the same program, the cheapest.
+            by_seconds = sorted(some, key=self.ladder.seconds_of, reverse=True)
+            cheapest = {self.held(n, self.looks): n for n in by_seconds}
+            for holds, nodes in sorted(cheapest.items(), key=lambda item: item[0])[:count]:
+                if self.cheapest() is None and holds < math.inf and holds not in known:
+                    known.add(holds)
+                    self.mix(nodes, holds)
+            if self.cheapest() is not None:
+                return
 
 
 def _between(less: frozenset[int], more: frozenset[int]) -> list[frozenset[int]]:

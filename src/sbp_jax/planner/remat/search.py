@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from ...plan import PlanData, Recomputed
 from ...rules.widen import code_of
 from ...trace import Program, fingerprint, read_anew, recompute
+from ..budget import WORK_A_SECOND
 from ..costs.op_cost import CostModel
 from ..effort import usual
 from ..make import make_plan
@@ -36,8 +37,9 @@ _FIRST, _FIRST_OF_SEVERAL = 0.75, 0.5
 # Each other mix has what is left, and at least this part of the budget; when that is over, to be given up; this part
 # while none fits.
 _OTHER, _ONE_OF_SEVERAL, _LATE, _WHILE_NONE = 0.25, 1.0, 0.1, 0.5
-# Mixes differ by more than this: while there may be several, a proven gap of so much is small enough.
-_COARSE = 0.03
+# Mixes differ by more than this: where there may be several, a proven gap of so much is small enough for one, after so
+# many seconds of work.
+_COARSE = ((0.0, 0.03), (15.0, 0.05))
 # A mix whose smallest limit is told is searched for a plan once more: with what is left, or this part of the budget.
 _TELLING = 0.05
 # What the gap is of, at the end of a note.
@@ -174,10 +176,14 @@ class _Choice:
             return
         smallest = min(self.refusals, key=lambda r: r.holds)
         least = min(self.refusals, key=lambda r: r.error.least_bytes)
-        for r in dict.fromkeys((smallest, least)):
+        told = math.inf
+        for r in dict.fromkeys((least, smallest)):
+            if r.error.least_bytes >= told:  # proven: none of its plans is smaller
+                continue
             asked = replace(r.request, tell_smallest=True, budget=self.request.budget.at_least(_TELLING))
             if self.attempt(r.program, asked, r.origin, r.finish, r.holds) is not None:
                 return
+            told = self.refusals[-1].error.smallest_bytes
             # Of the two errors of this mix, the one that tells more: the other one's time may have been up.
             worse = r if self.refusals[-1].error.smallest_bytes < math.inf else self.refusals[-1]
             self.refusals.remove(worse)
@@ -313,7 +319,8 @@ class _Choice:
         """As far as it takes to tell mixes apart."""
         if asked.thorough or not asked.remat:
             return asked
-        return replace(asked, budget=replace(asked.budget, stops=(*asked.budget.stops, (0.0, _COARSE))))
+        stops = tuple((seconds * WORK_A_SECOND, gap) for seconds, gap in _COARSE)
+        return replace(asked, budget=replace(asked.budget, stops=(*asked.budget.stops, *stops)))
 
     def hold_all(self, base: PlanData) -> None:
         """Plan the program as it is, in the part of the budget that leaves the mixes theirs."""
