@@ -354,6 +354,31 @@ def test_what_the_search_for_the_smallest_finds_within_the_limit_is_a_plan(monke
     assert any("run again in the backward part" in note for note in plan.notes)
 
 
+@pytest.mark.parametrize(("found", "searched"), [(1500.0, [2.0]), (3000.0, [2.0, 1.0])])
+def test_a_mix_that_is_proven_to_hold_more_is_not_searched_for_its_smallest(
+    found: float, searched: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two mixes the one with the lower proof is first: the other's, 2,000 bytes, may lie above what it finds."""
+    program = capture.trace(deep, DEEP, {}, (), (0,))[0]
+    request = Request(placement=where(8), cluster=get("a100-80"))
+    choice = remat._Choice(program, request, "deep", 500.0)
+
+    def refusal(holds: float, smallest: float, least: float, tells: bool = False) -> remat._Refused:
+        error, asked = TooSmall("no plan fits", smallest, least), replace(request, tell_smallest=tells)
+        return remat._Refused(error, holds, program, asked, None, lambda _: None)
+
+    choice.refusals = [refusal(1.0, 9000.0, 2000.0), refusal(2.0, 9000.0, 1000.0)]
+    asked: list[float] = []
+
+    def attempt(program, request, origin, finish, holds):
+        asked.append(holds)
+        choice.refusals.append(refusal(holds, found, 1000.0, tells=True))
+
+    monkeypatch.setattr(choice, "attempt", attempt)
+    choice.look_for_smallest()
+    assert asked == searched and choice.refusal.smallest_bytes == found
+
+
 def test_mixes_are_tried_until_one_fits() -> None:
     """The first that should fit, by what the free plan holds, do not; one that makes more again does, in XLA, too."""
     case = gpt.build("tiny", batch=64, dropout=0.0)

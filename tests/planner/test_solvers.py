@@ -20,6 +20,7 @@ from sbp_jax.planner.methods import Task, dp, ilp
 from sbp_jax.planner.optimize import presolve as presolve_module
 from sbp_jax.planner.optimize import program as solve_module
 from sbp_jax.planner.optimize.closing import Closing
+from sbp_jax.planner.optimize.goal import Start
 from sbp_jax.planner.optimize.presolve import Presolved, without_presolve
 from sbp_jax.planner.optimize.program import improve
 from sbp_jax.planner.optimize.smallest_limit import Smallest
@@ -341,6 +342,19 @@ def test_the_smallest_limit_of_a_family_is_not_looked_for(monkeypatch: pytest.Mo
     config = sbp.AutoParallelConfig(memory_limit=1000)
     with pytest.raises(sbp.PlanError, match="in time"):
         sbp.plan(case.step, case.abstract_state(), case.batch(0), placement=where, donate_argnums=0, config=config)
+
+
+def test_where_a_plan_is_known_families_are_not_searched_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another form of the step has one: with no budget they took two minutes of a T5's search."""
+
+    def in_vain(task: Task):
+        raise OutOfTime("no plan was found in time", 1.0)
+
+    monkeypatch.setattr(ilp, "search", in_vain)
+    monkeypatch.setattr(ilp, "cheapest", lambda *_: pytest.fail("they are searched"))
+    alone = replace(task(3, limit=1e12), find_start=lambda: Start([], known_seconds=1.0))
+    with pytest.raises(OutOfTime):
+        lookup("ilp").run(alone)
 
 
 def test_that_nothing_fits_is_not_a_matter_of_time() -> None:

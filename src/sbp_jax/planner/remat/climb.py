@@ -66,7 +66,8 @@ class Climb:
         first = rungs[surely].nodes
         if surely > 0 and holding[surely] > self.limit:
             first = self._holding_least([*_between(rungs[surely - 1].nodes, first), first])
-        self._plan(first)
+        if surely > 0:
+            self._plan(first)
         if self.cheapest() is None:
             self._plan_least(rungs, self.held(first, self.looks))
         for k in range(surely - 1, max(perhaps - 2, 0), -1):
@@ -117,7 +118,7 @@ class Climb:
     def _plan_least(self, rungs: Sequence[Rung], refused: float) -> None:
         """Plan the mixes that hold least until one fits: those next to the ladder's least, then of all."""
         least = min(rungs, key=lambda r: self.held(r.nodes, self.looks))
-        mixes, others = list[frozenset[int]](), [r.nodes for r in rungs[1:]]
+        mixes, others = [least.nodes], [r.nodes for r in rungs[1:]]
         for less, more in itertools.pairwise(rungs):
             (mixes if least in (less, more) else others).extend(_between(less.nodes, more.nodes))
         known = {refused}
@@ -126,7 +127,7 @@ class Climb:
             by_seconds = sorted(some, key=self.ladder.seconds_of, reverse=True)
             cheapest = {self.held(n, self.looks): n for n in by_seconds}
             for holds, nodes in sorted(cheapest.items(), key=lambda item: item[0])[:count]:
-                if self.cheapest() is None and holds < math.inf and holds not in known:
+                if self.cheapest() is None and nodes and holds < math.inf and holds not in known:
                     known.add(holds)
                     self.mix(nodes, holds)
             if self.cheapest() is not None:
