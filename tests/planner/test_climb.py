@@ -42,12 +42,15 @@ class Fake:
         self.found.append((nodes, 1.0 + self.seconds_of(nodes)))
         return Outcome.PLANNED
 
+    def none_again(self) -> Outcome:
+        return self.mix((), 13.0)
+
     def cheapest(self) -> tuple[Collection[int], float] | None:
         return min(self.found, key=lambda x: x[1], default=None)
 
     def run(self, turn_bytes: float = 13.0) -> list[int]:
         Climb(self, self.holds, turn_bytes, self.limit, Budget(), self.mix,  # pyright: ignore[reportArgumentType]
-              lambda _: False, self.cheapest, lambda: False).run()  # fmt: skip
+              self.none_again, lambda _: False, self.cheapest, lambda: False).run()  # fmt: skip
         return self.asked
 
 

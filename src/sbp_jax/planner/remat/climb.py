@@ -1,9 +1,9 @@
 """Which mixes of holding and making again are planned under a limit, and in which order.
 
-First the mix that should fit as it is, or holds least; from there those that make less again and hold more. What holds
-more is split as much at least: a mix that could save hardly anything so is passed over, and the first that does not fit
-ends this. Between two mixes, one of which does not fit, the more expensive one is used for as many of the first layers
-as it takes.
+First the mix that should fit as it is, or holds least; from there those that make less again and hold more, to the one
+that makes nothing again. What holds more is split as much at least, so a mix saves no more than what it does not make
+again: where that is hardly anything it is passed over, and the first that does not fit is the last. Between two mixes,
+one of which does not fit, the more expensive one is used for as many of the first layers as it takes.
 """
 
 import itertools
@@ -41,7 +41,8 @@ class Climb:
         base_bytes: what the plan holds that the ladder is made for.
         limit: in bytes per device, as all others here.
         looks: the budget for judging what mixes hold.
-        mix: plans the one that makes some nodes again and holds about so many bytes.
+        mix: plans the one that makes some nodes again, and holds about so many bytes.
+        none_again: plans the one that makes nothing again.
         cannot_fit: whether something that holds so much cannot, by what is known.
         cheapest: the nodes that the cheapest plan makes again, and its seconds; None before there is one.
         is_over: whether the budget is.
@@ -53,6 +54,7 @@ class Climb:
     limit: float
     looks: Budget
     mix: Callable[[Collection[int], float], Outcome]
+    none_again: Callable[[], Outcome]
     cannot_fit: Callable[[float], bool]
     cheapest: Callable[[], tuple[Collection[int], float] | None]
     is_over: Callable[[], bool]
@@ -70,11 +72,7 @@ class Climb:
             self._plan(first)
         if self.cheapest() is None:
             self._plan_least(rungs, self.held(first, self.looks))
-        for k in range(surely - 1, max(perhaps - 2, 0), -1):
-            if self._is_like_the_cheapest(rungs[k].nodes):
-                continue
-            if self._plan(rungs[k].nodes) is Outcome.TOO_LARGE and self.cheapest() is not None:
-                break
+        self._descend(rungs[:surely], perhaps)
         known = self.cheapest()
         if known is None:
             return
@@ -107,13 +105,23 @@ class Climb:
         holds = self.held(nodes, self.looks)
         return Outcome.TOO_LARGE if self.cannot_fit(holds) else self.mix(nodes, holds)
 
-    def _is_like_the_cheapest(self, nodes: frozenset[int]) -> bool:
-        """Whether a mix makes again for as many seconds as the cheapest one, or hardly fewer."""
+    def _descend(self, rungs: Sequence[Rung], perhaps: int) -> None:
+        """Plan mixes that hold more and more until one does not fit; while none is known that does, as far as the first
+        that ``perhaps`` fits and one more."""
         known = self.cheapest()
-        if known is None:
-            return False
-        again, step = known
-        return 0.0 <= self.ladder.seconds_of(again) - self.ladder.seconds_of(nodes) < _WORTH * step
+        again = math.inf if known is None else self.ladder.seconds_of(known[0])
+        for k in range(len(rungs) - 1, -1, -1):
+            nodes, known = rungs[k].nodes, self.cheapest()
+            if known is None and k < max(perhaps - 1, 1):
+                return
+            seconds = self.ladder.seconds_of(nodes)
+            if known is not None and again - seconds < _WORTH * known[1]:
+                continue
+            outcome = self._plan(nodes) if k else self.none_again()
+            if outcome is not Outcome.TOO_LARGE:
+                again = seconds
+            elif self.cheapest() is not None:
+                return
 
     def _plan_least(self, rungs: Sequence[Rung], refused: float) -> None:
         """Plan the mixes that hold least until one fits: those next to the ladder's least, then of all."""

@@ -32,14 +32,16 @@ from .min_cut import Ladder, Sizes, Turn, find_turn
 
 # A plan that holds more than this part of the limit may have been made more expensive by it.
 _NEARLY = 0.8
-# The first mix's part of the budget; what is left is the others': one, or several where values may be made again.
-_FIRST, _FIRST_OF_SEVERAL = 0.75, 0.5
+# The part of the budget for holding all, where reading arguments anew is the only other mix.
+_FIRST = 0.75
 # Each other mix has what is left, and at least this part of the budget; when that is over, to be given up; this part
 # while none fits.
 _OTHER, _ONE_OF_SEVERAL, _LATE, _WHILE_NONE = 0.25, 1.0, 0.1, 0.5
 # Mixes differ by more than this: where there may be several, a proven gap of so much is small enough for one, after so
 # many seconds of work.
 _COARSE = ((0.0, 0.03), (15.0, 0.05))
+# Where that took less than this part of the budget, the cheapest is searched on.
+_EARLY = 0.33
 # A mix whose smallest limit is told is searched for a plan once more: with what is left, or this part of the budget.
 _TELLING = 0.05
 # What the gap is of, at the end of a note.
@@ -119,8 +121,12 @@ def _part(request: Request, part: float) -> Request:
 def _is_close(plan: PlanData, request: Request) -> bool:
     """Whether a plan costs hardly more than any does without a limit: no mix saves what another search is worth."""
     free = plan.statistics.get("free_seconds")
-    enough = max((gap for _, gap in request.budget.stops), default=0.0)
-    return free is not None and plan.objective * (1 - enough) <= free
+    return free is not None and plan.objective * (1 - _enough(request)) <= free
+
+
+def _enough(request: Request) -> float:
+    """The gap that is small enough in the end."""
+    return max((gap for _, gap in request.budget.stops), default=0.0)
 
 
 @dataclass(eq=False, slots=True)
@@ -194,19 +200,17 @@ class _Choice:
         model = CostModel(asked.cluster, asked.placement.shape, uneven=asked.uneven)
         sizes = Sizes(self.program, base, model)
         turn = find_turn(self.program, sizes)
-        # Where arguments weigh much, holding all of them may take far more, and be searched in vain.
-        anew_first = turn is not None and asked.remat and self.frees_much(self.freed(turn, base, model))
-        if turn is not None and anew_first:
-            self.mix(turn, (), 0.0, base.memory_per_device)
-        if asked.remat:
-            self.hold_all(base)
-        if turn is not None:
-            # The first plan holds all then.
-            if not anew_first and (not self.tried or self.is_worth(self.freed(turn, self.tried[0], model))):
-                self.mix(turn, (), 0.0, base.memory_per_device)
+        if turn is None:
             if asked.remat:
-                ladder = Ladder(self.program, base, turn, sizes)
-                self.climb(base, turn, ladder, Held(self.program, base, turn, sizes, asked))
+                self.hold_all(base)
+        elif asked.remat:
+            frees_much = self.frees_much(self.freed(turn, base, model))
+            ladder, held = Ladder(self.program, base, turn, sizes), Held(self.program, base, turn, sizes, asked)
+            self.climb(base, turn, ladder, held, lambda: self.none_again(base, turn, frees_much))
+            if not self.tried:
+                self.none_again(base, turn, frees_much)
+        elif not self.tried or self.is_worth(self.freed(turn, self.tried[0], model)):  # the first plan holds all
+            self.mix(turn, (), 0.0, base.memory_per_device)
         if not self.tried:
             self.look_for_smallest()
         if self.tried:
@@ -254,8 +258,10 @@ class _Choice:
         saved = freed * self.tried[0].statistics.get("seconds_per_byte", 0.0)
         return self.request.thorough or saved > _WORTH_OF_STEP * self.tried[0].objective
 
-    def climb(self, base: PlanData, turn: Turn, ladder: Ladder, held: Held) -> None:
-        """Plan mixes that make some values again, too (``climb.py``)."""
+    def climb(
+        self, base: PlanData, turn: Turn, ladder: Ladder, held: Held, none_again: Callable[[], Outcome]
+    ) -> None:  # fmt: skip
+        """Plan the mixes of a ladder (``climb.py``)."""
 
         def mix(nodes: Collection[int], holds: float) -> Outcome:
             return self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds)
@@ -271,9 +277,19 @@ class _Choice:
             return () if plan.recomputed is None else plan.recomputed.nodes, plan.objective
 
         looks = self.request.budget.some(_LOOK_SECONDS)
-        Climb(
-            ladder, held, base.memory_per_device, self.limit, looks, mix, cannot_fit, cheapest, lambda: self.is_over
-        ).run()
+        Climb(ladder, held, base.memory_per_device, self.limit, looks, mix, none_again, cannot_fit, cheapest,
+              lambda: self.is_over).run()  # fmt: skip
+
+    def none_again(self, base: PlanData, turn: Turn, frees_much: bool) -> Outcome:
+        """Plan what makes nothing again: the program as it is, and with arguments read anew. That is first where it
+        ``frees_much``: holding all may take far more then, and be searched in vain."""
+        anew = self.mix(turn, (), 0.0, base.memory_per_device) if frees_much else Outcome.NOT_WORTH
+        if anew is Outcome.TOO_LARGE and self.tried:
+            return anew
+        outcome = self.hold_all(base)
+        if not (frees_much or self.tried):
+            outcome = self.mix(turn, (), 0.0, base.memory_per_device)
+        return Outcome.PLANNED if anew is Outcome.PLANNED else outcome
 
     def mix(self, turn: Turn, nodes: Collection[int], at_least: float, holds: float) -> Outcome:
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already.
@@ -284,30 +300,46 @@ class _Choice:
             return Outcome.NOT_WORTH
         if not nodes and not read_anew(self.program, turn.node):
             return Outcome.NOT_WORTH
-        # Nothing found yet: better late than not at all, but for a user who set the limit.
-        is_late = self.is_over and bool(self.tried)
-        if self.is_over and self.request.thorough:
-            self.cut = True
-            return Outcome.NOT_WORTH
         program, origin = recompute(self.program, turn.node, nodes)
         if len(program.nodes) == len(self.program.nodes):
             return Outcome.NOT_WORTH
-        pins = {k: self.request.pins[o] for k, o in enumerate(origin) if o in self.request.pins}
-        asked = self.request
-        part = (_ONE_OF_SEVERAL if asked.remat else _OTHER) if self.tried else _WHILE_NONE
-        if asked.thorough:
-            asked = _part(asked, part)
-        else:
-            budget = asked.budget.at_least(_LATE if is_late else part, of_left=1.0 if self.tried or nodes else 0.0)
-            asked = replace(asked, budget=budget)
-        asked = replace(self.coarse(asked), pins=pins, find_start=self.known(origin))
 
         def finish(plan: PlanData) -> None:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
 
+        return self.one_of_several(program, origin, holds, finish, all_that_is_left=bool(self.tried or nodes))
+
+    def hold_all(self, base: PlanData) -> Outcome:
+        """Plan the program as it is."""
+        origin = range(len(self.program.nodes))
+        return self.one_of_several(
+            self.program, origin, base.memory_per_device, lambda _: None, all_that_is_left=bool(self.tried)
+        )
+
+    def one_of_several(
+        self, program: Program, origin: Sequence[int], holds: float, finish: Callable[[PlanData], None],
+        all_that_is_left: bool,
+    ) -> Outcome:  # fmt: skip
+        """A plan of one mix, in its part of the budget."""
+        # Nothing found yet: better late than not at all, but for a user who set the limit.
+        is_late = self.is_over and bool(self.tried)
+        if self.is_over and self.request.thorough:
+            self.cut = True
+            return Outcome.NOT_WORTH
+        asked = self.request
+        pins = {k: asked.pins[o] for k, o in enumerate(origin) if o in asked.pins}
+        part = (_ONE_OF_SEVERAL if asked.remat else _OTHER) if self.tried else _WHILE_NONE
+        if asked.thorough:
+            asked = _part(asked, part)
+        else:
+            budget = asked.budget.at_least(_LATE if is_late else part, of_left=1.0 if all_that_is_left else 0.0)
+            # As far as it takes to tell mixes apart.
+            stops = tuple((seconds * WORK_A_SECOND, gap) for seconds, gap in _COARSE if asked.remat)
+            asked = replace(asked, budget=replace(budget, stops=(*budget.stops, *stops)))
+        asked = replace(asked, pins=pins, find_start=self.known(origin))
         refused, tried = len(self.refusals), len(self.tried)
-        self.attempt(program, asked, origin, finish, holds)
+        self.attempt(program, asked, None if program is self.program else origin, finish, holds)
         if len(self.tried) > tried:
             return Outcome.PLANNED
         if len(self.refusals) == refused:
@@ -315,35 +347,23 @@ class _Choice:
         self.cut |= is_late and self.refusals[-1].error.least_bytes <= self.limit
         return Outcome.TOO_LARGE
 
-    def coarse(self, asked: Request) -> Request:
-        """As far as it takes to tell mixes apart."""
-        if asked.thorough or not asked.remat:
-            return asked
-        stops = tuple((seconds * WORK_A_SECOND, gap) for seconds, gap in _COARSE)
-        return replace(asked, budget=replace(asked.budget, stops=(*asked.budget.stops, *stops)))
-
-    def hold_all(self, base: PlanData) -> None:
-        """Plan the program as it is, in the part of the budget that leaves the mixes theirs."""
-        if self.tried and self.is_over:
-            self.cut = True
-            return
-        known = self.known(range(len(self.program.nodes)))
-        asked = replace(self.coarse(_part(self.request, _FIRST_OF_SEVERAL)), find_start=known)
-        self.attempt(self.program, asked, holds=base.memory_per_device)
-
     def known(self, origin: Sequence[int]) -> Callable[..., Start] | None:
         """What a search begins with: the cheapest plan so far, which its own must be cheaper than."""
         return Known(self.tried[self.cheapest], self.programs[self.cheapest][2], origin).start if self.tried else None
 
     def deepened(self) -> PlanData:
-        """The cheapest plan; of a user's time what is left goes to a search on in its mix, or to plans that hide more
-        (``overlap.py``)."""
+        """The cheapest plan, after a search on in its mix if it was told from the others early; of a user's time that
+        is all that is left, unless that is for plans that hide more (``overlap.py``)."""
         plan, (program, asked, origin) = self.tried[self.cheapest], self.programs[self.cheapest]
-        is_proven = self.request.budget.closes(plan.objective, plan.bound, self.request.gap)
-        if asked.thorough or not self.request.thorough or self.request.hides or is_proven or self.is_over:
+        request = self.request
+        enough = request.gap if request.thorough else max(request.gap, _enough(request))
+        is_proven = request.budget.closes(plan.objective, plan.bound, enough)
+        is_searched = asked.thorough or not (request.thorough or (request.remat and request.budget.part < _EARLY))
+        if is_searched or request.hides or is_proven or self.is_over:
             return plan
-        begin = again_from(plan, len(program.nodes))
-        asked = replace(asked, thorough=True, budget=self.request.budget, find_start=begin)
+        begin, budget = again_from(plan, len(program.nodes)), request.budget
+        budget = budget if request.thorough else budget.share(1.0)
+        asked = replace(asked, thorough=request.thorough, budget=budget, find_start=begin)
         again = self.attempt(program, asked, origin)
         if again is not None:
             again.fingerprint, again.recomputed = plan.fingerprint, plan.recomputed
