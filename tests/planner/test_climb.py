@@ -17,8 +17,11 @@ class Fake:
     ``asked``: how many nodes the mixes made again that were planned, in their order.
     """
 
-    def __init__(self, fits: float, limit: float, holds: dict[int, float] | None = None, known: bool = False) -> None:
+    def __init__(
+        self, fits: float, limit: float, holds: dict[int, float] | None = None, known: bool = False, spent: float = 0.5
+    ) -> None:
         self.fits, self.limit, self.asked = fits, limit, list[int]()
+        self.budget = Budget(work=1.0, spent=spent)
         self.by_count = holds or {}
         self.found = list[tuple[Collection[int], float]]([((), 2.0)] if known else [])
 
@@ -49,8 +52,8 @@ class Fake:
         return min(self.found, key=lambda x: x[1], default=None)
 
     def run(self, turn_bytes: float = 13.0) -> list[int]:
-        Climb(self, self.holds, turn_bytes, self.limit, Budget(), self.mix,  # pyright: ignore[reportArgumentType]
-              self.none_again, lambda _: False, self.cheapest, lambda: False).run()  # fmt: skip
+        of = (self, self.holds, turn_bytes, self.limit, self.budget, Budget(), self.mix, self.none_again)
+        Climb(*of, lambda _: False, self.cheapest).run()  # pyright: ignore[reportArgumentType]
         return self.asked
 
 
@@ -64,6 +67,12 @@ def test_what_can_be_hardly_cheaper_is_passed_over() -> None:
     # Two and four nodes differ by 0.6 % of the step.
     asked = Fake(fits=20.0, limit=5.0).run(turn_bytes=5.0)
     assert asked[:3] == [8, 6, 4] and 2 not in asked
+
+
+def test_while_little_work_is_done_all_are_planned_to_the_one_that_makes_nothing_again() -> None:
+    assert Fake(fits=20.0, limit=5.0, spent=0.0).run(turn_bytes=5.0)[:5] == [8, 6, 4, 2, 0]
+    assert Fake(fits=12.0, limit=5.0, spent=0.0).run(turn_bytes=5.0)[:5] == [8, 6, 4, 2, 0]
+    assert 0 not in Fake(fits=10.0, limit=5.0, spent=0.0).run(turn_bytes=5.0)
 
 
 def test_a_plan_that_makes_nothing_again_rules_no_mix_out() -> None:

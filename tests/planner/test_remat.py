@@ -18,8 +18,9 @@ from sbp_jax.planner import Request, make_plan
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import penalised
 from sbp_jax.planner.costs.op_cost import CostModel
-from sbp_jax.planner.memory.infeasible import NoneCheaper, TooSmall
+from sbp_jax.planner.memory.infeasible import NoneCheaper, OutOfTime, TooSmall
 from sbp_jax.planner.prepare import prepare
+from sbp_jax.planner.remat import climb
 from sbp_jax.planner.remat import search as remat
 from sbp_jax.planner.remat.held import Held
 from sbp_jax.planner.remat.known import Known
@@ -210,6 +211,7 @@ def test_what_frees_next_to_nothing_is_not_searched(monkeypatch: pytest.MonkeyPa
 
 def test_each_mix_has_its_part_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that does all that it may leaves the others theirs; the gap is that of what was tried."""
+    monkeypatch.setattr(climb, "_WORTH", 0.0)
     of_sum = sbp.AutoParallelConfig(overlap=False)
     free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=of_sum)
     programs: list[int] = []
@@ -233,10 +235,14 @@ def test_each_mix_has_its_part_of_the_work(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_was_not_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first mix takes all the work; the next one is given up before anything is proven of it."""
+    monkeypatch.setattr(climb, "_WORTH", 0.0)
     of_sum = sbp.AutoParallelConfig(overlap=False)
     free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=of_sum)
 
     def all_of_it(program, request, name):
+        if request.find_start is not None:
+            raise OutOfTime("no plan was found in time", 0.0)
         plan = make_plan(program, request, name)
         if request.memory_limit_bytes is not None and request.budget.parent is not None:
             request.budget.parent.spend(request.budget.parent.work_left)

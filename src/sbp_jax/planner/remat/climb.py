@@ -21,8 +21,10 @@ _PARTS = 12
 _LEAST = (2, 1)
 # What holds so little more, as a part, holds about the same.
 _SAME = 0.01
-# A mix that holds more is planned if it makes again for so much less, as a part of the step.
+# A mix that holds more is planned if it makes again for so much less, as a part of the step; any, while little work
+# is done (a part of the budget).
 _WORTH = 0.01
+_LITTLE = 0.1
 
 
 class Outcome(Enum):
@@ -40,24 +42,24 @@ class Climb:
     Attributes:
         base_bytes: what the plan holds that the ladder is made for.
         limit: in bytes per device, as all others here.
-        looks: the budget for judging what mixes hold.
+        budget: for all of it.
+        looks: the part of it for judging what mixes hold.
         mix: plans the one that makes some nodes again, and holds about so many bytes.
         none_again: plans the one that makes nothing again.
         cannot_fit: whether something that holds so much cannot, by what is known.
         cheapest: the nodes that the cheapest plan makes again, and its seconds; None before there is one.
-        is_over: whether the budget is.
     """
 
     ladder: Ladder
     held: Held
     base_bytes: float
     limit: float
+    budget: Budget
     looks: Budget
     mix: Callable[[Collection[int], float], Outcome]
     none_again: Callable[[], Outcome]
     cannot_fit: Callable[[float], bool]
     cheapest: Callable[[], tuple[Collection[int], float] | None]
-    is_over: Callable[[], bool]
 
     def run(self) -> None:
         """Plan mixes; where none is found that fits, those that hold least of all."""
@@ -72,14 +74,14 @@ class Climb:
             self._plan(first)
         if self.cheapest() is None:
             self._plan_least(rungs, self.held(first, self.looks))
-        self._descend(rungs[:surely], perhaps)
+        self._descend(rungs[: max(surely, 1)], perhaps)
         known = self.cheapest()
         if known is None:
             return
         if surely + 1 < len(rungs) and holding[surely + 1] < holding[surely]:
             self._plan(rungs[surely + 1].nodes)
         best = next((k for k, r in enumerate(rungs) if r.nodes == set(known[0])), 0)
-        if best == 0 or self.is_over():
+        if best == 0 or self.budget.over:
             return
         between = _between(rungs[best - 1].nodes, rungs[best].nodes)
         surest = least = None
@@ -115,7 +117,7 @@ class Climb:
             if known is None and k < max(perhaps - 1, 1):
                 return
             seconds = self.ladder.seconds_of(nodes)
-            if known is not None and again - seconds < _WORTH * known[1]:
+            if known is not None and self.budget.part > _LITTLE and again - seconds < _WORTH * known[1]:
                 continue
             outcome = self._plan(nodes) if k else self.none_again()
             if outcome is not Outcome.TOO_LARGE:

@@ -121,12 +121,8 @@ def _part(request: Request, part: float) -> Request:
 def _is_close(plan: PlanData, request: Request) -> bool:
     """Whether a plan costs hardly more than any does without a limit: no mix saves what another search is worth."""
     free = plan.statistics.get("free_seconds")
-    return free is not None and plan.objective * (1 - _enough(request)) <= free
-
-
-def _enough(request: Request) -> float:
-    """The gap that is small enough in the end."""
-    return max((gap for _, gap in request.budget.stops), default=0.0)
+    enough = max((gap for _, gap in request.budget.stops), default=0.0)
+    return free is not None and plan.objective * (1 - enough) <= free
 
 
 @dataclass(eq=False, slots=True)
@@ -276,9 +272,10 @@ class _Choice:
             plan = self.tried[self.cheapest]
             return () if plan.recomputed is None else plan.recomputed.nodes, plan.objective
 
-        looks = self.request.budget.some(_LOOK_SECONDS)
-        Climb(ladder, held, base.memory_per_device, self.limit, looks, mix, none_again, cannot_fit, cheapest,
-              lambda: self.is_over).run()  # fmt: skip
+        budget = self.request.budget
+        looks = budget.some(_LOOK_SECONDS)
+        Climb(ladder, held, base.memory_per_device, self.limit, budget, looks, mix, none_again, cannot_fit,
+              cheapest).run()  # fmt: skip
 
     def none_again(self, base: PlanData, turn: Turn, frees_much: bool) -> Outcome:
         """Plan what makes nothing again: the program as it is, and with arguments read anew. That is first where it
@@ -356,8 +353,7 @@ class _Choice:
         is all that is left, unless that is for plans that hide more (``overlap.py``)."""
         plan, (program, asked, origin) = self.tried[self.cheapest], self.programs[self.cheapest]
         request = self.request
-        enough = request.gap if request.thorough else max(request.gap, _enough(request))
-        is_proven = request.budget.closes(plan.objective, plan.bound, enough)
+        is_proven = request.budget.closes(plan.objective, plan.bound, request.gap)
         is_searched = asked.thorough or not (request.thorough or (request.remat and request.budget.part < _EARLY))
         if is_searched or request.hides or is_proven or self.is_over:
             return plan
