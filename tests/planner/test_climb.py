@@ -18,10 +18,11 @@ class Fake:
     """
 
     def __init__(
-        self, fits: float, limit: float, holds: dict[int, float] | None = None, known: bool = False, spent: float = 0.5
-    ) -> None:
+        self, fits: float, limit: float, holds: dict[int, float] | None = None, known: bool = False, spent: float = 0.5,
+        thorough: bool = False,
+    ) -> None:  # fmt: skip
         self.fits, self.limit, self.asked = fits, limit, list[int]()
-        self.budget = Budget(work=1.0, spent=spent)
+        self.budget, self.thorough = Budget(work=1.0, spent=spent), thorough
         self.by_count = holds or {}
         self.found = list[tuple[Collection[int], float]]([((), 2.0)] if known else [])
 
@@ -52,7 +53,7 @@ class Fake:
         return min(self.found, key=lambda x: x[1], default=None)
 
     def run(self, turn_bytes: float = 13.0) -> list[int]:
-        of = (self, self.holds, turn_bytes, self.limit, self.budget, Budget(), self.mix, self.none_again)
+        of = (self, self.holds, turn_bytes, self.limit, self.thorough, self.budget, Budget(), self.mix, self.none_again)
         Climb(*of, lambda _: False, self.cheapest).run()  # pyright: ignore[reportArgumentType]
         return self.asked
 
@@ -69,9 +70,10 @@ def test_what_can_be_hardly_cheaper_is_passed_over() -> None:
     assert asked[:3] == [8, 6, 4] and 2 not in asked
 
 
-def test_while_little_work_is_done_all_are_planned_to_the_one_that_makes_nothing_again() -> None:
+def test_while_little_work_is_done_or_if_all_is_asked_for_none_is_passed_over() -> None:
     assert Fake(fits=20.0, limit=5.0, spent=0.0).run(turn_bytes=5.0)[:5] == [8, 6, 4, 2, 0]
     assert Fake(fits=12.0, limit=5.0, spent=0.0).run(turn_bytes=5.0)[:5] == [8, 6, 4, 2, 0]
+    assert Fake(fits=20.0, limit=5.0, thorough=True).run(turn_bytes=5.0)[:5] == [8, 6, 4, 2, 0]
     assert 0 not in Fake(fits=10.0, limit=5.0, spent=0.0).run(turn_bytes=5.0)
 
 

@@ -283,6 +283,14 @@ def test_of_a_users_time_each_mix_first_gets_what_it_would_by_default(monkeypatc
     assert plan.objective <= usually.objective
 
 
+@pytest.mark.filterwarnings("ignore:time_limit=0.0001 s is too short")
+def test_a_users_time_that_is_up_at_once_is_told() -> None:
+    free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0)
+    config = sbp.AutoParallelConfig(memory_limit=0.5 * free.memory_per_device, remat="auto", time_limit=1e-4)
+    with pytest.raises(sbp.PlanError, match=r"time_limit=0.0001 s is too short .* Raise time_limit, or memory_limit"):
+        sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)
+
+
 def test_a_mix_that_is_proven_to_take_longer_is_not_searched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     of_sum = sbp.AutoParallelConfig(overlap=False)
     free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=of_sum)

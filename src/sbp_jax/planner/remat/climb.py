@@ -42,6 +42,7 @@ class Climb:
     Attributes:
         base_bytes: what the plan holds that the ladder is made for.
         limit: in bytes per device, as all others here.
+        thorough: whether mixes that save hardly anything are planned, too.
         budget: for all of it.
         looks: the part of it for judging what mixes hold.
         mix: plans the one that makes some nodes again, and holds about so many bytes.
@@ -54,6 +55,7 @@ class Climb:
     held: Held
     base_bytes: float
     limit: float
+    thorough: bool
     budget: Budget
     looks: Budget
     mix: Callable[[Collection[int], float], Outcome]
@@ -117,13 +119,18 @@ class Climb:
             if known is None and k < max(perhaps - 1, 1):
                 return
             seconds = self.ladder.seconds_of(nodes)
-            if known is not None and self.budget.part > _LITTLE and again - seconds < _WORTH * known[1]:
+            if known is not None and again - seconds < self._worth * known[1]:
                 continue
             outcome = self._plan(nodes) if k else self.none_again()
             if outcome is not Outcome.TOO_LARGE:
                 again = seconds
             elif self.cheapest() is not None:
                 return
+
+    @property
+    def _worth(self) -> float:
+        """The part of the step that a mix must save at most, to be planned; any will do where all are asked for."""
+        return -math.inf if self.thorough or self.budget.part <= _LITTLE else _WORTH
 
     def _plan_least(self, rungs: Sequence[Rung], refused: float) -> None:
         """Plan the mixes that hold least until one fits: those next to the ladder's least, then of all."""

@@ -272,9 +272,9 @@ class _Choice:
             plan = self.tried[self.cheapest]
             return () if plan.recomputed is None else plan.recomputed.nodes, plan.objective
 
-        budget = self.request.budget
+        budget, thorough = self.request.budget, self.request.thorough
         looks = budget.some(_LOOK_SECONDS)
-        Climb(ladder, held, base.memory_per_device, self.limit, budget, looks, mix, none_again, cannot_fit,
+        Climb(ladder, held, base.memory_per_device, self.limit, thorough, budget, looks, mix, none_again, cannot_fit,
               cheapest).run()  # fmt: skip
 
     def none_again(self, base: PlanData, turn: Turn, frees_much: bool) -> Outcome:
@@ -319,9 +319,9 @@ class _Choice:
         all_that_is_left: bool,
     ) -> Outcome:  # fmt: skip
         """A plan of one mix, in its part of the budget."""
-        # Nothing found yet: better late than not at all, but for a user who set the limit.
+        # Nothing found yet: better late than not at all, but for a user who set the limit, once there is an answer.
         is_late = self.is_over and bool(self.tried)
-        if self.is_over and self.request.thorough:
+        if self.is_over and self.request.thorough and (self.tried or self.refusals):
             self.cut = True
             return Outcome.NOT_WORTH
         asked = self.request
