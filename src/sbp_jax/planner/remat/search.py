@@ -5,9 +5,8 @@ stage does); that is tried where memory is nearly used up. With ``remat="auto"``
 either.
 
 The cheapest plan of all says what each value weighs and each op costs; ``min_cut.py`` turns that into mixes of holding
-and making again. The mixes that may fit are planned under the limit like any program, and the cheapest plan wins, be it
-one that recomputes nothing and splits more. Between two mixes, one of which does not fit, the more expensive one is
-used for as many of the first layers as it takes.
+and making again, ``climb.py`` says which of them are tried. They are planned under the limit like any program, and the
+cheapest plan wins, be it one that recomputes nothing and splits more.
 """
 
 import math
