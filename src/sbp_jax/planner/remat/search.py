@@ -75,7 +75,7 @@ def _within(limit: float, program: Program, request: Request, name: str) -> Plan
     held = None if request.remat else choice.attempt(program, _part(request, _FIRST))
     if held is not None and (held.memory_per_device < _NEARLY * limit or choice.is_over or _is_close(held, request)):
         return choice.deepened()
-    if choice.is_over and request.limit_is_firm:
+    if choice.refusals and choice.is_over and request.limit_is_firm:
         choice.look_for_smallest()
         if choice.tried:
             return choice.deepened()
