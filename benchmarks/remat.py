@@ -78,7 +78,7 @@ def rows(
         except sbp.PlanError as error:
             took = time.process_time() - start
             smallest = re.search(r"does is (\d+) bytes", str(error))
-            told = f"{int(smallest[1]) / 2**20:.1f} MiB" if smallest else str(error)[:60]
+            told = f"{int(smallest[1]) / limit:.3f} of this limit" if smallest else str(error)[:60]
             print(f"{line}  nothing fits; the smallest limit: {told} ({took:.1f}s)", flush=True)
             missed += took > SECONDS
             continue

@@ -9,6 +9,7 @@ and making again, ``climb.py`` says which of them are tried. They are planned un
 cheapest plan wins, be it one that recomputes nothing and splits more.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -201,9 +202,10 @@ class _Choice:
         elif asked.remat:
             frees_much = self.frees_much(self.freed(turn, base, model))
             ladder, held = Ladder(self.program, base, turn, sizes), Held(self.program, base, turn, sizes, asked)
-            self.climb(base, turn, ladder, held, lambda: self.none_again(base, turn, frees_much))
+            none_again = functools.partial(self.none_again, base, turn, frees_much)
+            self.climb(base, turn, ladder, held, none_again)
             if not self.tried:
-                self.none_again(base, turn, frees_much)
+                none_again()
         elif not self.tried or self.is_worth(self.freed(turn, self.tried[0], model)):  # the first plan holds all
             self.mix(turn, (), 0.0, base.memory_per_device)
         if not self.tried:
