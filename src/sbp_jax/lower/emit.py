@@ -23,7 +23,7 @@ from ..plan import Boxing, PlanData
 from ..rules import Local, is_padded, lookup, mask_reduced, whole
 from ..rules.widen import B, Code, signature_of, strategies
 from ..signature import Partial, Signature, Split, broadcast
-from ..trace import Atom, Early, Graph, Lit, Op, Program, Structured, Value, Wait, waits
+from ..trace import Atom, Early, Graph, Lit, Op, Program, Structured, Value, Wait, joined, waits
 
 Scope = dict[int, dict[Signature, Any]]
 
@@ -57,10 +57,9 @@ class Emitter:
         self.program, self.placement = program, plan.placement
         self.decision = [plan.strategies[k] if k >= 0 else None for k in plan.nodes]
         self.boxings = {(b.value_id, b.dst): b for b in plan.boxing_list}
-        self.boxed_pieces: dict[int, list[tuple[int, ...]]] = {}
+        self.boxed: dict[int, list[Boxing]] = {}
         for b in plan.boxing_list:
-            pieces = self.boxed_pieces.setdefault(b.value_id, [])
-            pieces.append(stored_shape(b.shape, b.dst, plan.placement.shape))
+            self.boxed.setdefault(b.value_id, []).append(b)
         self.producer = {v.id: op for op in program.nodes for v in op.outs}
 
     def run(self, *arguments: Any) -> list[Any]:
@@ -130,17 +129,25 @@ class Emitter:
         return boxing.apply(route, x, self.placement.axis_names)
 
     def graph(self, graph: Graph, scope: Scope) -> None:
-        found = waits(graph, lambda op: self.decision[op.index] is None, for_reductions=self.placement.type != "gpu")
+        is_gpu = self.placement.type == "gpu"
+        found = waits(graph, self.is_free, for_reductions=not is_gpu)
+        together = joined(self.program, self.is_free) if graph is self.program.graph and not is_gpu else {}
         for k, op in enumerate(graph.ops):
             if k in found:
                 self.hold_back(scope, op, found[k])
             self.op(op, scope)
+            if k in together:
+                self.pass_together(scope, [(v.id, s) for v in together[k] for s in scope[v.id]])
+
+    def is_free(self, op: Op) -> bool:
+        """Whether the plan decides nothing for it: each reader makes its results where it needs them."""
+        return self.decision[op.index] is None
 
     def op(self, op: Op | Structured, scope: Scope) -> None:
         """Run one op of a graph, control flow with its bodies."""
         if isinstance(op, Structured):
             _STRUCTURED[op.kind](self, op, scope)
-        elif self.decision[op.index] is not None:  # the others are made where they are needed
+        elif not self.is_free(op):  # the others are made where they are needed
             results = self.compute(scope, op, self.ins(op), self.outs(op))
             for v, s, y in zip(op.outs, self.outs(op), results, strict=True):
                 self.define(scope, v, s, y)
@@ -148,29 +155,44 @@ class Emitter:
     def hold_back(self, scope: Scope, op: Op | Structured, wait: Wait) -> None:
         """Let an op wait for results that would hold more than they take, were they put off.
 
-        Where collectives run beside compute it waits for what is computed, not for what is sent of it.
+        Where collectives run beside compute it waits for what is computed, not for what is sent of it; elsewhere for
+        what takes less of it, so that a gradient is not held whole for an optimizer that reads pieces of its sum.
         """
         beside = self.placement.type != "cpu"
 
         def size(value_id: int) -> int:
             return max([self.stored_bytes(x, s) for s, x in scope.get(value_id, {}).items()], default=0)
 
-        def taken(v: Value) -> int:  # what is boxed to something smaller is boxed at once
-            boxed = () if beside else self.boxed_pieces.get(v.id, ())
-            return min([size(v.id), *(math.prod(b) * v.itemsize for b in boxed)])
+        def smaller(v: Value) -> dict[Signature, int]:
+            pieces = {
+                b.dst: math.prod(stored_shape(b.shape, b.dst, self.placement.shape)) * v.itemsize
+                for b in (() if beside else self.boxed.get(v.id, ()))
+            }
+            return {s: n for s, n in pieces.items() if n < size(v.id)}
 
-        def as_wanted(e: Early) -> int:  # what is boxed before it is turned is waited for as it was computed
-            is_boxed = len(scope.get(e.value.id, {})) > 1
-            return e.value.id if e.turned is None or is_boxed or e.turned.id not in scope else e.turned.id
+        def as_wanted(e: Early) -> Value:  # what is boxed before it is turned is waited for as it was computed
+            is_boxed = e.value.id in self.boxed
+            return e.value if e.turned is None or is_boxed or e.turned.id not in scope else e.turned
 
-        worth = [as_wanted(e) for e in wait.results if sum(map(size, e.holds)) > taken(e.value)]
-        keys = [(i, s) for i in worth for s in list(scope.get(i, {}))[: 1 if beside else None]]
+        keys: list[tuple[int, Signature]] = []
+        met: set[int] = set()
+        for e in reversed(wait.results):
+            v = as_wanted(e)
+            less = smaller(v)
+            if met.isdisjoint(e.within) and sum(map(size, e.holds)) > min([size(v.id), *less.values()]):
+                for s in less:
+                    self.read(scope, v, s)
+                keys += [(v.id, s) for s in list(scope.get(v.id, {}))[: 1 if beside else None]]
+                met.add(e.value.id)
         if not keys:
             return
         readers = [op] if isinstance(op, Op) else op.links
         s = next(s for r in readers for x, s in zip(r.ins, self.ins(r), strict=True) if x is wait.through)
         self.read(scope, wait.through, s)
-        keys.append((wait.through.id, s))
+        self.pass_together(scope, [*keys, (wait.through.id, s)])
+
+    def pass_together(self, scope: Scope, keys: Sequence[tuple[int, Signature]]) -> None:
+        """What reads one of these values from now on waits for all of them."""
         for (i, s), y in zip(keys, lax.optimization_barrier([scope[i][s] for i, s in keys]), strict=True):
             scope[i][s] = y
 

@@ -25,6 +25,9 @@ from .pause import without_collecting as without_collecting
 from .pin import pin as pin
 from .remat import read_anew as read_anew
 from .remat import recompute as recompute
+from .replaced import LateReads as LateReads
+from .replaced import joined as joined
+from .replaced import late_reads as late_reads
 from .scope import Tracer as Tracer
 from .source import Lines as Lines
 from .source import user_line as user_line

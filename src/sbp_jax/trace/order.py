@@ -21,7 +21,7 @@ from .graph import Graph, Op, Structured, Value
 _PRODUCTS = frozenset(("dot_general", "ragged_dot_general", "conv_general_dilated"))
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"))
 _SCATTERS = "scatter"
-_SMALL = 16  # so many times smaller, and it costs next to nothing in memory
+SMALL = 16  # so many times smaller, and it costs next to nothing in memory
 
 IsFree = Callable[[Op], bool]
 
@@ -32,13 +32,34 @@ class Early:
 
     ``turned``: its transpose, where nothing else reads it. With a barrier between a product and that, XLA turns the
     product apart. ``picks``: it is a gather of a few elements. XLA computes it in what reads it, maybe much later (a
-    loss at the end): the next op that reads what it holds waits for it.
+    loss at the end): the next op that reads what it holds waits for it. ``within``: the ids of what is made of it, where
+    that is put off as well: if one of those is waited for, it is there, too.
     """
 
     value: Value
     holds: tuple[int, ...]
     turned: Value | None = None
     picks: bool = False
+    within: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class _PutOff:
+    """A result that may be made late: what it reads, the position of the op that needs it, and the ids of what is made
+    of it. Where that op is put off itself (``is_used``), as a small weight's gradient is, it is made no sooner."""
+
+    value: Value
+    read: frozenset[int]
+    need: float
+    within: set[int]
+    turned: Value | None = None
+    picks: bool = False
+    is_used: bool = False
+
+    def early(self, last: Mapping[int, int]) -> Early:
+        """What would be held for it, given the last kernel that reads each value."""
+        within = frozenset(self.within) if self.is_used else frozenset[int]()
+        return Early(self.value, tuple(i for i in self.read if last[i] < self.need), self.turned, self.picks, within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,45 +77,53 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False, for_reductions: bool 
     these ops have no time of their own at which to wait. ``for_reductions``: whether ops wait for those, too.
     """
 
-    awaited = _is_kernel if for_reductions else _is_large
+    awaited = is_kernel if for_reductions else _is_large
     free = [isinstance(op, Op) and is_free(op) for op in graph.ops]
-    kernel = [isinstance(op, Structured) or (_is_kernel(op) and not f) for op, f in zip(graph.ops, free, strict=True)]
+    kernel = [isinstance(op, Structured) or (is_kernel(op) and not f) for op, f in zip(graph.ops, free, strict=True)]
     large = [k and _is_large(op) for op, k in zip(graph.ops, kernel, strict=True)]
     if not any(large):
         return {}
     need, last, readers = _reads(graph, kernel, large)
+    following = _following(large)
     behind: dict[int, frozenset[int]] = {}  # where a value's bytes are: in itself, or in what its one reader computes
     found: dict[int, Wait] = {}
-    waiting: list[Early] = []
+    waiting: list[_PutOff] = []
     products: set[int] = set()
     for k, op in enumerate(graph.ops):
+        read = frozenset[int]().union(*(behind.get(x.id, ()) for x in op.reads))
+        late: tuple[Early, ...] = ()
+        through: Value | None = None
         if large[k]:
-            late = tuple(e for e in waiting if e.holds and not e.picks and need.get(e.value.id, math.inf) > k)
-            if late and op.reads:
-                through = next((x for x in op.reads if behind.get(x.id, {x.id}) == {x.id}), op.reads[0])
-                found[k] = Wait(through, late)
-            waiting = []
+            used = [e for e in waiting if not read.isdisjoint(e.within)]
+            late = tuple(e.early(last) for e in waiting if e.need > k and not e.picks and e not in used)
+            late = tuple(e for e in late if e.holds)
+            through = next((x for x in op.reads if behind.get(x.id, {x.id}) == {x.id}), next(iter(op.reads), None))
+            at = min([need.get(v.id, math.inf) for v in op.results], default=math.inf)
+            waiting = [replace(e, need=at, is_used=True) for e in used if at > following[k]]  # put off together
         elif waiting and isinstance(op, Op) and not free[k]:
-            read = {x.id for x in op.reads}
-            late = tuple(e for e in waiting if e.picks and not read.isdisjoint(e.holds))
+            ids = {x.id for x in op.reads}
+            late = tuple(x for e in waiting if e.picks and not ids.isdisjoint((x := e.early(last)).holds))
             through = _aside(op, {i for e in late for i in e.holds}, behind, products) if late else None
-            if through is not None:
-                found[k] = Wait(through, late)
-                waiting = [e for e in waiting if e not in late]
+        if late and through is not None:
+            found[k] = Wait(through, late)
+            met = {e.value.id for e in late}
+            waiting = [e for e in waiting if e.value.id not in met]
         if isinstance(op, Op) and op.name == "transpose" and not free[k] and [readers[x.id] for x in op.reads] == [1]:
             waiting = [replace(e, turned=op.outs[0]) if e.value is op.reads[0] else e for e in waiting]
-        read = frozenset[int]().union(*(behind.get(x.id, ()) for x in op.reads))
+        made = {v.id for v in op.results}
+        for e in waiting:
+            if not read.isdisjoint(e.within):
+                e.within.update(made)
         for v in op.results:
             behind[v.id] = frozenset((v.id,)) if kernel[k] or readers[v.id] > 1 else read
             if isinstance(op, Op) and op.name in _PRODUCTS:
                 products.add(v.id)
             if isinstance(op, Op) and not free[k] and (awaited(op) or _picks_few(op)):
-                holds = tuple(i for i in read if last[i] < need.get(v.id, math.inf))
-                waiting.append(Early(v, holds, picks=op.name == "gather"))
+                waiting.append(_PutOff(v, read, need.get(v.id, math.inf), {v.id}, picks=op.name == "gather"))
         if isinstance(op, Structured) and large[k]:  # a loop runs when the first of its results is needed
             first = min(op.results, key=lambda v: need.get(v.id, math.inf), default=None)
             if first is not None:
-                waiting.append(Early(first, tuple(i for i in read if last[i] < need.get(first.id, math.inf))))
+                waiting.append(_PutOff(first, read, need.get(first.id, math.inf), made))
     return found
 
 
@@ -123,7 +152,7 @@ def _aside(op: Op, held: set[int], behind: Mapping[int, frozenset[int]], product
     if product is not None:
         return product
     size = max([x.size_bytes for x in op.reads if x.id in held])
-    small = [x for x in op.reads if x.id in behind and x.id not in held and _SMALL * x.size_bytes <= size]
+    small = [x for x in op.reads if x.id in behind and x.id not in held and SMALL * x.size_bytes <= size]
     return min(small, key=lambda x: x.size_bytes, default=None)
 
 
@@ -153,6 +182,16 @@ def _reads(
     return need, last, readers
 
 
+def _following(large: Sequence[bool]) -> list[float]:
+    """By position: that of the next large op."""
+    found, after = [math.inf] * len(large), math.inf
+    for k in range(len(large) - 1, -1, -1):
+        found[k] = after
+        if large[k]:
+            after = k
+    return found
+
+
 def _is_large(op: Op | Structured) -> bool:
     """Whether it makes a lot at once: then it matters what is in memory."""
     if isinstance(op, Structured):
@@ -160,7 +199,7 @@ def _is_large(op: Op | Structured) -> bool:
     return op.name in _PRODUCTS or op.name.startswith(_SCATTERS)
 
 
-def _is_kernel(op: Op) -> bool:
+def is_kernel(op: Op) -> bool:
     """Whether its results are in memory, whoever reads them."""
     return op.name in _REDUCTIONS or _is_large(op)
 
@@ -169,4 +208,4 @@ def _picks_few(op: Op) -> bool:
     """Whether a gather takes little of what it reads; others are computed in what reads them."""
     if op.name != "gather" or not isinstance(x := op.ins[0], Value):
         return False
-    return _SMALL * op.outs[0].size_bytes <= x.size_bytes
+    return SMALL * op.outs[0].size_bytes <= x.size_bytes

@@ -188,7 +188,7 @@ class _Walk:
             life.made, life.whole, life.kept, life.resident = 0, 0, self.end, True
             life.last = max(life.last, life.first)
         if self.device == "cpu":
-            copied = copied_arguments(program, self._is_kept, lambda op: self.repeats[op.index])
+            copied = copied_arguments(program, self._is_kept, lambda op: self.repeats[op.index], self.free)
             hold_copies(copied, self.found, self.maker, lambda op: op.index in self.homes or self.updates[op.index])
             hold_invariants(program.graph, self.found, self.spans)
         join_in_place(program.graph, self.found, self.spans, self.readers)

@@ -1,70 +1,24 @@
-"""Which donated arguments XLA copies: those that something reads which their replacement does not wait for.
+"""The copies that XLA makes of donated arguments which are read after their replacements could be there.
 
-XLA writes a replacement over its argument only if every kernel that reads the argument comes before it *by dependency*;
-what order it will choose is not known yet when it decides (``CopyInsertion``, ``DependencyHloOrdering``). A weight's
-gradient does not depend on the product that hands the cotangent on, which reads the weight, too: so plain gradient
-descent copies all weights but the first layer's, and reads the copies. With gradients clipped by their norm every
-replacement waits for all gradients, and nothing is copied.
+Which those are: ``trace/replaced.py``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ...trace import Op, Program, Value
+from ...trace import LateReads, Op, Program, Value, joined, late_reads
 from .lifetime import Lifetime
 
 
 def copied_arguments(
-    program: Program, is_kept: Callable[[Op], bool], is_repeated: Callable[[Op], bool]
-) -> list[tuple[Value, Value, int]]:
-    """These arguments, what replaces each, and the last node that reads it without being waited for.
-
-    ``is_kept``: whether an op's results are written to memory; ``is_repeated``: whether readers compute it themselves.
-    Sets are integers here: of reads of arguments, and of the kernels that do the reading.
-    """
-    pairs = [(program.input_ops[i].outs[0], program.output_ops[o].ins[0]) for i, o in program.donated]
-    number = {v.id: k for k, (v, _) in enumerate(pairs)}
-    reads: list[tuple[int, int]] = []  # an argument by number, and the node
-    readers: list[int] = []  # by read: the kernels
-    inside: dict[int, int] = {}  # the reads that happen where a value is computed
-    before: dict[int, int] = {}  # the kernels that a value waits for
-    kernels = 0
-
-    def read_by(op: Op) -> int:
-        found = 0
-        for x in op.reads:
-            found |= inside.get(x.id, 0)
-            if x.id in number:
-                found |= 1 << len(reads)
-                reads.append((number[x.id], op.index))
-                readers.append(0)
-        return found
-
-    for op in program.graph.ops:
-        links = [op] if isinstance(op, Op) else op.links
-        waits = 0
-        for x in op.reads:
-            waits |= before.get(x.id, 0)
-        here = [read_by(link) for link in links]
-        is_passed_on = not isinstance(op, Op) and op.kind == "barrier"
-        if any(here) and not is_passed_on and (not isinstance(op, Op) or is_kept(op)):
-            for found in here:
-                for k in _members(found):
-                    readers[k] |= 1 << kernels
-            waits |= 1 << kernels
-            kernels += 1
-            if not isinstance(op, Op) or not is_repeated(op):
-                here = [0] * len(here)
-        for link, found in zip(links, here, strict=True):
-            for v in link.outs:
-                before[v.id], inside[v.id] = waits, found
-    late = {k: at for kernel, (k, at) in zip(readers, reads, strict=True)
-            if isinstance(new := pairs[k][1], Value) and kernel & ~before.get(new.id, 0)}  # fmt: skip
-    return [(v, new, late[k]) for k, (v, new) in enumerate(pairs)
-            if k in late and isinstance(new, Value) and new is not v]  # fmt: skip
+    program: Program, is_kept: Callable[[Op], bool], is_repeated: Callable[[Op], bool], free: Collection[int]
+) -> list[LateReads]:
+    """These arguments. ``is_kept`` and ``is_repeated`` as in ``late_reads``; ``free`` are values by id."""
+    together = joined(program, lambda op: bool(op.outs) and op.outs[0].id in free)
+    return late_reads(program, is_kept, is_repeated, together)
 
 
 def hold_copies(
-    copied: Sequence[tuple[Value, Value, int]], found: Mapping[int, Lifetime], maker: Mapping[int, Op],
+    copied: Sequence[LateReads], found: Mapping[int, Lifetime], maker: Mapping[int, Op],
     is_update: Callable[[Op], bool],
 ) -> None:  # fmt: skip
     """What takes memory of the copies of donated arguments (``copied_arguments``), told to the arguments' lifetimes.
@@ -75,10 +29,11 @@ def hold_copies(
     on CPUs alone. ``is_update``: whether an op only makes a replacement of its gradient and the argument.
     """
     lives: list[tuple[Lifetime, Value, int]] = []
-    for v, new, at in copied:
-        life = found[v.id]
-        life.copied_for = at
-        lives.append((life, new, _gradient_made(life, new, found, maker, is_update)))
+    for late in copied:
+        life = found[late.argument.id]
+        life.copied_for = late.last
+        made = _gradient_made(life, late.replacement, found, maker, is_update)
+        lives.append((life, late.replacement, made))
     lives.sort(key=lambda x: (-x[0].value.size_bytes, x[0].first, x[0].value.id))
     guest: dict[int, int] = {}  # by buffer: the copy that is there
     hosted: dict[int, int] = {}
@@ -113,11 +68,3 @@ def _gradient_made(
         elif v.size_bytes >= life.value.size_bytes and not found[v.id].resident:
             made = min(made, found[v.id].made)
     return made
-
-
-def _members(numbers: int) -> list[int]:
-    found = []
-    while numbers:
-        found.append((numbers & -numbers).bit_length() - 1)
-        numbers &= numbers - 1
-    return found
