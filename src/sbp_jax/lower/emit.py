@@ -7,7 +7,7 @@ signature is an explicit collective under a name scope of its own. XLA's partiti
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from ..plan import Boxing, PlanData
 from ..rules import Local, is_padded, lookup, mask_reduced, whole
 from ..rules.widen import B, Code, signature_of, strategies
 from ..signature import Partial, Signature, Split, broadcast
-from ..trace import Atom, Early, Graph, Lit, Op, Program, Structured, Value, Wait, joined, waits
+from ..trace import Atom, Early, Expanded, Graph, Lit, Op, Program, Structured, Value, Wait, arranged, expanded, waits
 
 Scope = dict[int, dict[Signature, Any]]
 
@@ -57,6 +57,7 @@ class Emitter:
         self.program, self.placement = program, plan.placement
         self.decision = [plan.strategies[k] if k >= 0 else None for k in plan.nodes]
         self.boxings = {(b.value_id, b.dst): b for b in plan.boxing_list}
+        self.replacements: Collection[int] = ()  # values that are written over donated arguments early
         self.boxed: dict[int, list[Boxing]] = {}
         for b in plan.boxing_list:
             self.boxed.setdefault(b.value_id, []).append(b)
@@ -129,12 +130,17 @@ class Emitter:
         return boxing.apply(route, x, self.placement.axis_names)
 
     def graph(self, graph: Graph, scope: Scope) -> None:
-        is_gpu = self.placement.type == "gpu"
-        found = waits(graph, self.is_free, for_reductions=not is_gpu)
-        together = joined(self.program, self.is_free) if graph is self.program.graph and not is_gpu else {}
+        together: Mapping[int, Sequence[Value]] = {}
+        if graph is self.program.graph and self.placement.type != "gpu":
+            arrangement = arranged(self.program, self.is_free)
+            graph, together, self.replacements = arrangement.graph, arrangement.together, arrangement.replacements
+        found = waits(graph, self.is_free, self.placement.type != "gpu", self.replacements)
+        again = expanded(graph, self.is_free) if self.placement.type != "gpu" else {}
         for k, op in enumerate(graph.ops):
             if k in found:
                 self.hold_back(scope, op, found[k])
+            for x in again.get(k, ()):
+                self.make_again(scope, op, x)
             self.op(op, scope)
             if k in together:
                 self.pass_together(scope, [(v.id, s) for v in together[k] for s in scope[v.id]])
@@ -179,17 +185,33 @@ class Emitter:
         for e in reversed(wait.results):
             v = as_wanted(e)
             less = smaller(v)
-            if met.isdisjoint(e.within) and sum(map(size, e.holds)) > min([size(v.id), *less.values()]):
+            taken = 0 if v.id in self.replacements else min([size(v.id), *less.values()])
+            if met.isdisjoint(e.within) and sum(map(size, e.holds)) > taken:
                 for s in less:
                     self.read(scope, v, s)
-                keys += [(v.id, s) for s in list(scope.get(v.id, {}))[: 1 if beside else None]]
+                keys = [(v.id, s) for s in list(scope.get(v.id, {}))[: 1 if beside else None]] + keys
                 met.add(e.value.id)
         if not keys:
             return
+        self.pass_together(scope, [*keys, self.operand(scope, op, wait.through)])
+
+    def operand(self, scope: Scope, op: Op | Structured, x: Value) -> tuple[int, Signature]:
+        """Where the scope has an operand as the op reads it."""
         readers = [op] if isinstance(op, Op) else op.links
-        s = next(s for r in readers for x, s in zip(r.ins, self.ins(r), strict=True) if x is wait.through)
-        self.read(scope, wait.through, s)
-        self.pass_together(scope, [*keys, (wait.through.id, s)])
+        signature = next(s for r in readers for y, s in zip(r.ins, self.ins(r), strict=True) if y is x)
+        self.read(scope, x, signature)
+        return x.id, signature
+
+    def make_again(self, scope: Scope, op: Op | Structured, x: Expanded) -> None:
+        """Compute an operand once more when another one is there, not before."""
+        inner: Scope = {v.id: dict(scope.get(v.id, {})) for v in x.made_of}
+        i, s = self.operand(scope, op, x.through)
+        inner[i] = {s: scope[i][s]}
+        self.pass_together(inner, [(v, form) for v, forms in inner.items() for form in forms])
+        scope[i][s] = inner[i][s]
+        for link in x.ops:
+            self.op(link, inner)
+        scope[x.value.id] = inner[x.value.id]
 
     def pass_together(self, scope: Scope, keys: Sequence[tuple[int, Signature]]) -> None:
         """What reads one of these values from now on waits for all of them."""

@@ -7,6 +7,8 @@ from .canonical import canonical_text as canonical_text
 from .constraint import Constraint as Constraint
 from .constraint import constraint_of as constraint_of
 from .copies import copied as copied
+from .expanded import Expanded as Expanded
+from .expanded import expanded as expanded
 from .fingerprint import fingerprint as fingerprint
 from .graph import Atom as Atom
 from .graph import Graph as Graph
@@ -26,6 +28,7 @@ from .pin import pin as pin
 from .remat import read_anew as read_anew
 from .remat import recompute as recompute
 from .replaced import LateReads as LateReads
+from .replaced import arranged as arranged
 from .replaced import joined as joined
 from .replaced import late_reads as late_reads
 from .scope import Tracer as Tracer

@@ -13,7 +13,7 @@ a barrier takes it out of there. ResNet-50 read and wrote 4 % more for it, and t
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .graph import Graph, Op, Structured, Value
@@ -70,17 +70,20 @@ class Wait:
     results: tuple[Early, ...]
 
 
-def waits(graph: Graph, is_free: IsFree = lambda _: False, for_reductions: bool = True) -> dict[int, Wait]:
+def waits(
+    graph: Graph, is_free: IsFree = lambda _: False, for_reductions: bool = True, in_place: Collection[int] = ()
+) -> dict[int, Wait]:
     """By position among the graph's ops.
 
     ``is_free`` says which ops a plan makes no decision for: each reader makes their results where it needs them, so
     these ops have no time of their own at which to wait. ``for_reductions``: whether ops wait for those, too.
+    ``in_place``: values, by id, that are written over others: they take nothing, and are waited for as well.
     """
 
-    awaited = is_kernel if for_reductions else _is_large
+    awaited = is_kernel if for_reductions else is_large
     free = [isinstance(op, Op) and is_free(op) for op in graph.ops]
     kernel = [isinstance(op, Structured) or (is_kernel(op) and not f) for op, f in zip(graph.ops, free, strict=True)]
-    large = [k and _is_large(op) for op, k in zip(graph.ops, kernel, strict=True)]
+    large = [k and is_large(op) for op, k in zip(graph.ops, kernel, strict=True)]
     if not any(large):
         return {}
     need, last, readers = _reads(graph, kernel, large)
@@ -118,8 +121,8 @@ def waits(graph: Graph, is_free: IsFree = lambda _: False, for_reductions: bool 
             behind[v.id] = frozenset((v.id,)) if kernel[k] or readers[v.id] > 1 else read
             if isinstance(op, Op) and op.name in _PRODUCTS:
                 products.add(v.id)
-            if isinstance(op, Op) and not free[k] and (awaited(op) or _picks_few(op)):
-                waiting.append(_PutOff(v, read, need.get(v.id, math.inf), {v.id}, picks=op.name == "gather"))
+            if isinstance(op, Op) and not free[k] and (awaited(op) or _picks_few(op) or v.id in in_place):
+                waiting.append(_PutOff(v, read, need.get(v.id, math.inf), {v.id}, picks=_picks_few(op)))
         if isinstance(op, Structured) and large[k]:  # a loop runs when the first of its results is needed
             first = min(op.results, key=lambda v: need.get(v.id, math.inf), default=None)
             if first is not None:
@@ -192,7 +195,7 @@ def _following(large: Sequence[bool]) -> list[float]:
     return found
 
 
-def _is_large(op: Op | Structured) -> bool:
+def is_large(op: Op | Structured) -> bool:
     """Whether it makes a lot at once: then it matters what is in memory."""
     if isinstance(op, Structured):
         return op.kind in ("scan", "while")
@@ -201,7 +204,7 @@ def _is_large(op: Op | Structured) -> bool:
 
 def is_kernel(op: Op) -> bool:
     """Whether its results are in memory, whoever reads them."""
-    return op.name in _REDUCTIONS or _is_large(op)
+    return op.name in _REDUCTIONS or is_large(op)
 
 
 def _picks_few(op: Op) -> bool:

@@ -120,7 +120,7 @@ class _Rewriter:
         little = _LITTLE * max(v.size_bytes for op in order for v in op.outs)
         held = {x.id: x for op in order for x in op.ins if isinstance(x, Value) and x.id not in own}
         held = {i: x for i, x in held.items() if i not in renamed or i in self.behind or x.size_bytes <= little}
-        late = [x for x in reads if x.id not in self.early and x.id not in renamed and x.shape]
+        late = self.late(reads, renamed)
         now = [self.behind.get(i, renamed.get(i, x)) for i, x in held.items()]
         links = [self.link("sbp.barrier", x, times, order[0]) for x in now if isinstance(x, Value)]
         waiting = dict(zip(held, [link.outs[0] for link in links], strict=True))
@@ -128,9 +128,9 @@ class _Rewriter:
         large = {i: v for i, v in waiting.items() if held[i].size_bytes > little}
         self.behind |= {i: v for i, v in large.items() if i not in self.arguments}
         renamed.update((i, self.behind[i]) for i in large if i in self.behind)
-        if late:
-            links.append(self.link("sbp.barrier", late[-1], times, order[0]))
-            renamed[late[-1].id] = inside[late[-1].id] = links[-1].outs[0]
+        if late is not None:
+            links.append(self.link("sbp.barrier", late[1], times, order[0]))
+            renamed[late[0]] = inside[late[0]] = links[-1].outs[0]
         ops: list[Op | Structured] = [Structured("barrier", {}, (), {"barrier": links}, order[0].info)] if links else []
         for op in order:
             ops.append(self.clone(op, inside, times))
@@ -142,13 +142,20 @@ class _Rewriter:
     ) -> list[Op | Structured]:
         """Arguments as values of their own from here on, when something that their reader waits for is there."""
         new = {x.id: x for x in inputs if x.id not in renamed}
-        late = [x for x in reads if x.id not in self.early and x.id not in renamed and x.shape]
-        if not new or not late:
+        late = self.late(reads, renamed)
+        if not new or late is None:
             return []
         cause = Op("sbp.barrier", (), ())
-        links = [self.link("sbp.barrier", x, times, cause) for x in [*new.values(), late[-1]]]
-        renamed.update((link.reads[0].id, link.outs[0]) for link in links)
+        links = [self.link("sbp.barrier", x, times, cause) for x in [*new.values(), late[1]]]
+        renamed.update((i, link.outs[0]) for i, link in zip([*new, late[0]], links, strict=True))
         return [Structured("barrier", {}, (), {"barrier": links})]
+
+    def late(self, reads: Sequence[Value], renamed: Mapping[int, Atom]) -> tuple[int, Value] | None:
+        """One of ``reads`` that is made late, by its id, and as it is read now: through no barrier yet, if there is."""
+        found = [x for x in reads if x.id not in self.early and x.shape]
+        found = [x for x in found if x.id not in renamed] or found
+        now = renamed.get(found[-1].id, found[-1]) if found else None
+        return (found[-1].id, now) if isinstance(now, Value) else None
 
     def closure(self, reads: Iterable[Atom], known: Collection[int]) -> list[Op]:
         """The dropped nodes that must run for ``reads``, in program order."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import or_
 
-from .graph import Atom, Op, Program, Value
+from .graph import Atom, Graph, Op, Program, Structured, Value
 from .order import SMALL, is_kernel
 
 Holds = Callable[[Op], bool]
@@ -109,6 +109,68 @@ def joined(program: Program, is_free: Holds) -> dict[int, tuple[Value, ...]]:
             if values:
                 found.setdefault(position, {}).update({v.id: v for v in values})
     return {position: tuple(values.values()) for position, values in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """A program's graph with updates as early as they can be; by position, what is ``joined`` after it; the ids of the
+    replacements that those make."""
+
+    graph: Graph
+    together: dict[int, tuple[Value, ...]]
+    replacements: frozenset[int]
+
+
+def arranged(program: Program, is_free: Holds) -> Arranged:
+    """What only makes replacements runs as soon as what it reads is there, and no gradient is held until the end.
+
+    Traced optimizers come last, and XLA may run them there, while the plan counts a gradient until its update can run.
+    """
+    together = joined(program, is_free)
+    graph, is_update = program.graph, _updates(program)
+    passed = {v.id: k for k, values in together.items() for v in values}
+    there = {v.id: k for k, op in enumerate(graph.ops) if not is_update[k] for v in op.results} | passed
+    early: dict[int, list[Op | Structured]] = {}
+    made: set[int] = set()
+    for k, op in enumerate(graph.ops):
+        if is_update[k]:
+            at = max([there.get(x.id, -1) for x in op.reads], default=-1)
+            there.update((v.id, max(at, passed.get(v.id, at))) for v in op.results)
+            early.setdefault(at, []).append(op)
+            made.update(v.id for v in op.results if at >= 0 and v.shape)
+    ops = early.get(-1, [])
+    after: dict[int, tuple[Value, ...]] = {}
+    for k, op in enumerate(graph.ops):
+        if not is_update[k]:
+            ops.append(op)
+            if k in together:
+                after[len(ops) - 1] = together[k]
+            ops += early.get(k, ())
+    replacements = made & {new.id for _, new in _pairs(program) if isinstance(new, Value)}
+    return Arranged(Graph(graph.inputs, graph.outputs, ops, graph.times), after, frozenset(replacements))
+
+
+def _updates(program: Program) -> list[bool]:
+    """By position: whether only replacements of donated arguments are made of an op's results."""
+    ops = program.graph.ops
+    readers: dict[int, list[int]] = {}
+    for k, op in enumerate(ops):
+        for x in op.reads:
+            readers.setdefault(x.id, []).append(k)
+    replacing = {program.output_ops[o].index for _, o in program.donated}
+    given = {x.id for op in program.output_ops if op.index not in replacing for x in op.reads}
+    replaced = {new.id for _, new in _pairs(program) if isinstance(new, Value)}
+    found = [False] * len(ops)
+    for k in range(len(ops) - 1, -1, -1):
+        op = ops[k]
+        if isinstance(op, Op) and op.primitive is not None and not is_kernel(op) and not op.has_effect and op.outs:
+            found[k] = all(
+                v.id not in given
+                and (v.id in replaced or v.id in readers)
+                and all(found[u] for u in readers.get(v.id, ()))
+                for v in op.outs
+            )
+    return found
 
 
 class _Wiring:

@@ -73,9 +73,8 @@ def scratch(op: Op, around: Around) -> Iterator[Scratch]:
         padded = math.prod(n + a + b for n, (a, b) in zip(out.shape, op.params["padding"], strict=True))
         copies = maxima + (padded if padded > elements else 0)
         positions = 4.0 * len(out.shape) * (padded + maxima)
-        # The result is written where positions were. It is counted beside all the same: of a ResNet-18 XLA holds as
-        # much there of kernels' gradients, which it puts off, and too little is worse than too much.
-        yield Scratch("out", 0, copies * out.itemsize + positions, early=True)
+        # The result is written where positions were.
+        yield Scratch("out", 0, copies * out.itemsize + positions - out.size_bytes, early=True)
     elif name.startswith("scatter") and has_batch_dims(op):
         yield from _indices(op, around)
     elif name == "conv_general_dilated":
