@@ -162,3 +162,55 @@ def test_results_are_those_of_plain_jax() -> None:
     step = sbp.auto_parallel(train, placement=sbp.placement.all("cpu", axis_names=("dp",)))
     for ours, plain in zip(step(*args), train(*args), strict=True):
         assert jnp.allclose(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def conditioned(p, x, t):
+    """Each layer adds what it makes of a few numbers, as a U-Net of the time: their gradients are small products."""
+
+    def total(p):
+        h = x
+        for w, u in p:
+            h = jnp.tanh(h @ w + (t @ u)[:, None])
+        return (h**2).sum()
+
+    return jax.grad(total)(p)
+
+
+CONDITIONED = [(f32(128, 128), f32(32, 128))] * 3, f32(16, 512, 128), f32(16, 32)
+
+
+def test_what_a_small_gradient_is_made_of_waits_where_that_is_put_off() -> None:
+    """The cotangent is held for the sum over rows, the sum for the product that only the optimizer reads."""
+    graph = traced(conditioned, *CONDITIONED)
+    made = {v.id: op for op in graph.nodes() for v in op.outs}
+    held = {v.id for op in graph.nodes() for v in op.outs if v.shape == (16, 512, 128)}
+    early = [e for wait in waits(graph).values() for e in wait.results if not held.isdisjoint(e.holds)]
+    sums = [e for e in early if made[e.value.id].name == "reduce_sum"]
+    assert len(sums) == 3
+    for e in sums:
+        assert e.value.shape == (16, 128)
+        (product,) = [v for v in e.within if made[v].name == "dot_general"]
+        assert made[product].outs[0].shape == (128, 32)
+
+
+def test_a_gradient_is_boxed_to_less_before_the_next_product() -> None:
+    """Its optimizer reads pieces of its sum, and only after all gradients: until then it was held whole."""
+
+    def step(ws, x):
+        def total(ws):
+            h = x
+            for w in ws:
+                h = jnp.tanh(w @ h)
+            return (h**2).mean()
+
+        g = jax.grad(total)(ws)
+        norm = jnp.sqrt(sum((d * d).sum() for d in g))
+        return [w - d / norm for w, d in zip(ws, g, strict=True)]
+
+    arguments = [f32(512, 512)] * 4, f32(512, 1024)
+    where = sbp.placement.all("cpu", axis_names=("dp",))
+    planned = sbp.auto_parallel(step, placement=where, donate_argnums=0, config=sbp.AutoParallelConfig(solver="zero2"))
+    names = re.findall(r"stablehlo\.(dot_general|reduce_scatter)", planned.lower(*arguments).as_text())
+    assert names.count("reduce_scatter") == 4 and names.index("reduce_scatter") < len(names) - 5
+    first = names.index("reduce_scatter")
+    assert names[first:].count("dot_general") > 3

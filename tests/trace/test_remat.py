@@ -11,7 +11,7 @@ from sbp_jax.cluster import CPU
 from sbp_jax.planner import Request, make_plan
 from sbp_jax.step.jitted import lower_step, lowered_step
 from sbp_jax.step.plan import Plan
-from sbp_jax.trace import Program, Structured, recompute
+from sbp_jax.trace import Op, Program, Structured, recompute
 from zoo import gpt
 
 
@@ -131,3 +131,32 @@ def test_copies_wait_behind_a_barrier_for_what_their_reader_waits_for() -> None:
     late = max(op.index for op in again.nodes if op.name == "log")
     waits = [max(made[link.reads[0].id] for link in b.links) for b in barriers]
     assert len(barriers) > 4 and sum(w > late for w in waits) >= len(barriers) - 1
+
+
+def test_copies_wait_for_what_is_late_though_that_went_through_a_barrier_before() -> None:
+    """The product that hands the cotangent on reads its weight anew, the next one reads the cotangent again."""
+
+    def step(w, x):
+        def total(w):
+            h = x
+            for u in w:
+                h = jnp.tanh(u @ jnp.sin(h))
+            return (h**2).sum()
+
+        return jax.grad(total)(w)
+
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in [(64, 64)] * 4 + [(64, 256)]]
+    program = capture.trace(step, (arguments[:4], arguments[4]), {}, (), ())[0]
+    turn = max(op.index for op in program.nodes if op.name == "tanh")
+    made, _ = recompute(program, turn, [op.index for op in program.nodes if op.name == "sin" and op.index < turn])
+    maker = {v.id: op for op in made.nodes for v in op.outs}
+    turn = max(op.index for op in made.nodes if op.name == "tanh")
+
+    def is_late(op: Op) -> bool:
+        while op.name == "sbp.barrier":
+            op = maker[op.reads[0].id]
+        return op.index > turn
+
+    barriers = [op.links for op in made.graph.ops if not isinstance(op, Op)]
+    assert len(barriers) == 7
+    assert all(any(is_late(link) for link in links) for links in barriers)

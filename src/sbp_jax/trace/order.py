@@ -32,8 +32,8 @@ class Early:
 
     ``turned``: its transpose, where nothing else reads it. With a barrier between a product and that, XLA turns the
     product apart. ``picks``: it is a gather of a few elements. XLA computes it in what reads it, maybe much later (a
-    loss at the end): the next op that reads what it holds waits for it. ``within``: the ids of what is made of it, where
-    that is put off as well: if one of those is waited for, it is there, too.
+    loss at the end): the next op that reads what it holds waits for it. ``within``: the ids of what is made of it,
+    where that is put off as well: if one of those is waited for, it is there, too.
     """
 
     value: Value

@@ -97,8 +97,8 @@ def joined(program: Program, is_free: Holds) -> dict[int, tuple[Value, ...]]:
     One is what a replacement is made of, as large as its argument: a gradient. The others are what comes of the late
     readers, and is read after the barrier: a cotangent on its way to the layer before. Where there is no such value a
     barrier would hold what nobody needs, and where a gradient is larger than what it is made of it had better be made
-    late: there the argument is copied, as arguments are that are small beside what they would wait for. ``is_free`` as in
-    ``waits``.
+    late: there the argument is copied, as arguments are that are small beside what they would wait for. ``is_free`` as
+    in ``waits``.
     """
     late = late_reads(program, is_kernel, lambda op: False, {})
     found: dict[int, dict[int, Value]] = {}
