@@ -114,7 +114,7 @@ def waits(
         if isinstance(op, Op) and op.name == "transpose" and not free[k] and [readers[x.id] for x in op.reads] == [1]:
             waiting = [replace(e, turned=op.outs[0]) if e.value is op.reads[0] else e for e in waiting]
         made = {v.id for v in op.results}
-        for e in waiting:
+        for e in waiting if following[k] < math.inf else ():
             if not read.isdisjoint(e.within):
                 e.within.update(made)
         for v in op.results:
