@@ -44,6 +44,16 @@ def test_nothing_is_where_it_is_as_small_where_it_came_or_read_at_once() -> None
     assert not found(lambda w, x, i: (jax.nn.one_hot(i, 64).T @ x) @ w, *ARGUMENTS)[1]
 
 
+def test_random_numbers_are_made_once() -> None:
+    """They are made of a key alone, but not at no cost."""
+
+    def project(w, x, key):
+        noise = jax.random.normal(key, (64, 512))
+        return jnp.sin(jnp.tanh((x @ noise.T) @ w) @ noise)
+
+    assert not found(project, f32(64, 64), f32(32, 512), jax.random.key(0))[1]
+
+
 def test_the_step_is_the_same() -> None:
     random = np.random.default_rng(0)
     w, x = (jnp.asarray(random.normal(size=s.shape), s.dtype) for s in ARGUMENTS[:2])

@@ -7,6 +7,7 @@ from .canonical import canonical_text as canonical_text
 from .constraint import Constraint as Constraint
 from .constraint import constraint_of as constraint_of
 from .copies import copied as copied
+from .expanded import CHEAP as CHEAP
 from .expanded import Expanded as Expanded
 from .expanded import expanded as expanded
 from .fingerprint import fingerprint as fingerprint

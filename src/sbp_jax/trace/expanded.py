@@ -10,8 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .graph import Graph, Op, Value
-from .order import SMALL, is_kernel, is_large
+from .order import SMALL, is_large
 
+# Computed again by every reader. Everything else with several readers is computed once (XLA: ``IsExpensive``), but on
+# GPUs: there whatever is element-wise is computed again, by reductions too, since that moves less (XLA:
+# ``PriorityFusion``; with that the transformers of ``benchmarks/gpu_compile.py`` take 0.93 to 1.11 of what XLA says,
+# before 1.13 to 1.49).
+CHEAP = frozenset("""
+    abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
+    dynamic_slice eq expand_dims floor ge gt iota is_finite le lt max min mul ne neg not one_minus_square or pad
+    reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice split
+    square squeeze sub transpose xor stop_gradient real imag integer_pow sbp.pin sbp.unstack
+""".split())  # fmt: skip
 _FORMS = frozenset(("transpose", "reshape", "squeeze"))
 
 
@@ -63,7 +73,7 @@ def _way(
             continue
         if y is not x and SMALL * y.size_bytes <= x.size_bytes:
             made_of[y.id] = y
-        elif op is None or is_kernel(op) or is_free(op) or op.has_effect or op.primitive is None:
+        elif op is None or op.name not in CHEAP or is_free(op) or op.primitive is None:
             return None
         elif op.index not in ops:
             ops[op.index] = op

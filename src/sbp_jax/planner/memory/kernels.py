@@ -5,18 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...trace import Lit, Op, Program, Value
+from ...trace import CHEAP, Lit, Op, Program, Value
 
-# Computed again by every reader. Everything else with several readers is computed once (XLA: ``IsExpensive``), but on
-# GPUs: there whatever is element-wise is computed again, by reductions too, since that moves less (XLA:
-# ``PriorityFusion``; with that the transformers of ``benchmarks/gpu_compile.py`` take 0.93 to 1.11 of what XLA says,
-# before 1.13 to 1.49).
-_CHEAP = frozenset("""
-    abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp concatenate convert_element_type copy
-    dynamic_slice eq expand_dims floor ge gt iota is_finite le lt max min mul ne neg not one_minus_square or pad
-    reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice split
-    square squeeze sub transpose xor stop_gradient real imag integer_pow sbp.pin sbp.unstack
-""".split())  # fmt: skip
 # Data moved but not computed: fused like element-wise ops.
 MOVES = frozenset("broadcast_in_dim concatenate dynamic_slice iota pad rev slice split tile transpose copy".split())
 # Other names for their operand's buffer.
@@ -67,7 +57,7 @@ def is_cheap(op: Op, maker: Mapping[int, Op]) -> bool:
     """Whether every reader computes it again. Integers are divided by a power of two with shifts and masks, what else
     is divided by a number is a product (XLA: ``AlgebraicSimplifier``)."""
     if op.name not in ("div", "rem"):
-        return op.name in _CHEAP
+        return op.name in CHEAP
     by = op.ins[1]
     made = maker[by.id] if isinstance(by, Value) else None
     if not np.issubdtype(op.outs[0].dtype, np.integer):
