@@ -143,7 +143,7 @@ class Emitter:
                 self.make_again(scope, op, x)
             self.op(op, scope)
             if k in together:
-                self.pass_together(scope, [(v.id, s) for v in together[k] for s in scope[v.id]])
+                self.pass_together(scope, [(v.id, s) for v in together[k] for s in scope.get(v.id, {})])
 
     def is_free(self, op: Op) -> bool:
         """Whether the plan decides nothing for it: each reader makes its results where it needs them."""
