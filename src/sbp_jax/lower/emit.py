@@ -131,11 +131,12 @@ class Emitter:
 
     def graph(self, graph: Graph, scope: Scope) -> None:
         together: Mapping[int, Sequence[Value]] = {}
-        if graph is self.program.graph and self.placement.type != "gpu":
+        is_cpu = self.placement.type == "cpu"  # measured there alone; elsewhere updates would wait for what is sent beside
+        if graph is self.program.graph and is_cpu:
             arrangement = arranged(self.program, self.is_free)
             graph, together, self.replacements = arrangement.graph, arrangement.together, arrangement.replacements
         found = waits(graph, self.is_free, self.placement.type != "gpu", self.replacements)
-        again = expanded(graph, self.is_free) if self.placement.type != "gpu" else {}
+        again = expanded(graph, self.is_free) if is_cpu else {}
         for k, op in enumerate(graph.ops):
             if k in found:
                 self.hold_back(scope, op, found[k])
