@@ -48,16 +48,17 @@ def check_program(program: Program, plan: PlanData) -> None:
 class Emitter:
     """Walks a program; ``gspmd.py`` overrides where a value is kept and how an op or a boxing is run.
 
-    ``local`` tells an op where its piece lies.
+    ``local`` tells an op where its piece lies. ``is_whole``: whether what it writes is one step, not to be cut.
     """
 
     local: Callable[..., Local] = Local
+    is_whole = True
+    replacements: Collection[int] = ()  # values that are written over donated arguments early
 
     def __init__(self, program: Program, plan: PlanData) -> None:
         self.program, self.placement = program, plan.placement
         self.decision = [plan.strategies[k] if k >= 0 else None for k in plan.nodes]
         self.boxings = {(b.value_id, b.dst): b for b in plan.boxing_list}
-        self.replacements: Collection[int] = ()  # values that are written over donated arguments early
         self.boxed: dict[int, list[Boxing]] = {}
         for b in plan.boxing_list:
             self.boxed.setdefault(b.value_id, []).append(b)
@@ -132,7 +133,7 @@ class Emitter:
     def graph(self, graph: Graph, scope: Scope) -> None:
         together: Mapping[int, Sequence[Value]] = {}
         is_cpu = self.placement.type == "cpu"  # measured there alone; elsewhere updates would wait for what is sent beside
-        if graph is self.program.graph and is_cpu:
+        if graph is self.program.graph and is_cpu and self.is_whole:
             arrangement = arranged(self.program, self.is_free)
             graph, together, self.replacements = arrangement.graph, arrangement.together, arrangement.replacements
         found = waits(graph, self.is_free, self.placement.type != "gpu", self.replacements)

@@ -177,7 +177,7 @@ class _Writer(Emitter):
         self.placement = Placement("cpu", (count,), tuple(range(count)), (_AXIS,), is_abstract=True)
         whole = [((_WHOLE,) * len(op.ins), (_WHOLE,) * len(op.outs)) for op in self.program.nodes]
         self.decision: Any = whole
-        self.boxings, self.boxed_pieces = {}, {}
+        self.boxings, self.boxed = {}, {}
         self.producer = {v.id: op for op in self.program.nodes for v in op.outs}
         self.numbers = {id(u): k for k, u in enumerate(self.program.graph.ops)}
         self.pieces: dict[int, list[Any]] = {}

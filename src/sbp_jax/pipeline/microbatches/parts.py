@@ -56,7 +56,7 @@ class PartEmitter(Emitter):
         self.producer = {v.id: op for op in cut.program.nodes for v in op.outs}
         self.decision = [self.way(op) for op in cut.program.nodes]
         self.boxings = {}
-        self.boxed_pieces = {}
+        self.boxed = {}
         self.number: Any = 0
         self.local = self.part
 

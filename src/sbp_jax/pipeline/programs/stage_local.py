@@ -65,6 +65,7 @@ def local_stage(program: Program, plan: PlanData, loop: Structured | None, mesh:
 class _StageEmitter(Emitter):
     """Names the loop over the micro-batches, and the node that every equation is of."""
 
+    is_whole = False
     loop: Structured | None = None
 
     def op(self, op: Op | Structured, scope: Scope) -> None:
