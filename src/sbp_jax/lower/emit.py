@@ -132,7 +132,7 @@ class Emitter:
 
     def graph(self, graph: Graph, scope: Scope) -> None:
         together: Mapping[int, Sequence[Value]] = {}
-        is_cpu = self.placement.type == "cpu"  # measured there alone; elsewhere updates would wait for what is sent beside
+        is_cpu = self.placement.type == "cpu"  # elsewhere updates would wait for what is sent beside compute
         if graph is self.program.graph and is_cpu and self.is_whole:
             arrangement = arranged(self.program, self.is_free)
             graph, together, self.replacements = arrangement.graph, arrangement.together, arrangement.replacements
