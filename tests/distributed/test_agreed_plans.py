@@ -251,6 +251,38 @@ def test_processes_without_devices_of_the_placement_need_not_come(world: World) 
     np.testing.assert_allclose(found[1:3], float(jax.jit(loss)(X)), rtol=1e-6)
 
 
+def case_over(needed: int) -> Any:
+    """Process 0 finds that XLA needs too much for the first plan; the others that it needs what ``needed`` says."""
+    from sbp_jax.api import function as front
+
+    def step(w: Any, x: Any) -> Any:
+        return w - 0.1 * jax.grad(lambda w: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w.T) ** 2))(w)
+
+    w, x = jax.ShapeDtypeStruct((128, 1024), jnp.float32), jax.ShapeDtypeStruct((512, 128), jnp.float32)
+    limit = planned(step, donate_argnums=0).plan(w, x).memory_per_device
+    fitted = planned(step, sbp.AutoParallelConfig(memory_limit=limit), donate_argnums=0)
+    first = fitted.plan(w, x).memory_per_device
+    measured = front.needed_bytes
+    told = iter([1.1 * limit, limit])
+    front.needed_bytes = lambda _: int(next(told)) if jax.process_index() == 0 else needed
+    try:
+        result = fitted(np.full(w.shape, 0.01, np.float32), np.ones(x.shape, np.float32))
+    finally:
+        front.needed_bytes = measured
+    plan = fitted.plan(w, x)
+    # One process alone may lower it: what is shared is not planned anew for that.
+    alone = fitted.lower(w, x).compile() if jax.process_index() == 2 else None
+    finite = all(np.isfinite(s.data).all() for s in result.addressable_shards)
+    return plan.memory_per_device < first, json.dumps(plan.to_json()["signatures"]), finite, alone is not None
+
+
+@pytest.mark.parametrize("needed", [0, 10**9])
+def test_what_xla_needs_is_what_process_0_says(world: World, needed: int) -> None:
+    found = world.run(case_over, needed)
+    assert len({x[1] for x in found}) == 1
+    assert all(x[0] and x[2] for x in found) and [x[3] for x in found] == [False, False, True, False]
+
+
 def case_own() -> Any:
     """On its own devices each process plans for itself, in any order."""
     me = jax.process_index()

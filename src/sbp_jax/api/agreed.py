@@ -113,6 +113,17 @@ def agree_on_same(
         request.agree(f"the plan of {name}", ours, lambda: "", lambda: {"program": _ops(program)})
 
 
+def first_says(request: processes.Request | None, name: str, measure: Callable[[], int | None]) -> int | None:
+    """What all of the request's processes measure, each for itself, as the first one has it. Alone: as it is here."""
+    with telling(request):
+        ours = measure()
+    if request is None:
+        return ours
+    told = request.agree(f"the memory of {name}", {"function": name}, lambda: json.dumps(ours))
+    first: int | None = json.loads(told)
+    return first
+
+
 def facts_of(
     name: str, places: Sequence[Placement], config: AutoParallelConfig, program: Program, pins: Any, plan: str
 ) -> dict[str, str]:

@@ -15,14 +15,13 @@ from .._compat import is_staging, is_tracing, looks_for_nans, trace_context
 from ..calls import capture, values
 from ..calls.path_pins import PinDict
 from ..calls.roles import ArgumentRoles, Call
-from ..calls.values import as_arrays, has_tensors, is_bound, is_on_mesh, is_there, moved
+from ..calls.values import as_arrays, has_tensors
 from ..differences import differences, some
 from ..errors import PlanError
 from ..pipeline.cuts.marks import check_unmarked
 from ..placement import Placement, placement
 from ..plan import PlanData
 from ..planner import (
-    PinError,
     Request,
     as_rewritten,
     best_of,
@@ -37,16 +36,17 @@ from ..planner import (
 from ..shardings import PlacementLike
 from ..signature import Signature
 from ..step.compiler_options import check_options
-from ..step.fits import warn_if_over
+from ..step.fits import fit, needed_bytes, tell
 from ..step.jitted import LoweredStep, NamedStep, OtherCall, check_devices, lower_step, lowered_step
 from ..step.plan import Plan
-from ..trace import Program, fingerprint, is_planned_here, recompute, without_collecting
+from ..trace import fingerprint, is_planned_here, recompute, without_collecting
 from . import agreed
 from .config import AutoParallelConfig
 from .given_plan import check_given
+from .placed import is_placed, placed
 from .plan_cache import read_or_make
 from .progress import Progress
-from .request import asked_placement, request_for
+from .request import asked_placement, request_for, requests_on
 
 _REPLAN_WARNING = 4
 
@@ -92,23 +92,20 @@ class ParallelFunction:
             except (ValueError, TypeError):
                 if not has_tensors((args, kwargs)):
                     call = self._call(args, kwargs)
-                    if self._entries.get(self._key(call)) is last and not self._misplaced(last, call):
+                    if self._entries.get(self._key(call)) is last and is_placed(last, call):
                         raise
         elif tracing and is_planned_here():
             return self._fn(*args, **kwargs)
         call = self._call(args, kwargs)
         entry = self._entry(call)
         check_devices(entry.plan)
-        arguments = entry.arguments(*self._placed(entry, call))
+        if not (tracing or entry.is_checked):
+            entry = self._fitted(call, entry, self._is_alone, lambda x: x.jitted.lower(*placed(x, call, self._name)))
+        arguments = placed(entry, call, self._name)
         if tracing:
             # Below jax.grad and jax.vmap JAX can name the op that made a nan only if it sees the ops.
             is_debugged = looks_for_nans() and not is_staging()
             return (entry.unplanned if is_debugged else entry.nested)(*arguments)
-        limit = self._config.memory_limit_bytes
-        if limit is not None and not entry.is_checked:
-            entry.is_checked = True
-            if self._is_first:
-                warn_if_over(entry, arguments, limit, stacklevel=2)
         self._last = entry if self._previous in (None, entry) else None
         self._previous = entry
         return entry.run(*arguments)
@@ -124,7 +121,10 @@ class ParallelFunction:
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit``'s: ``.compile()`` gives ``.as_text()``, ``.memory_analysis()``."""
         call = self._call(args, kwargs)
-        return lower_step(self._entry(call), call.dynamic, call.kwargs)
+        entry = self._entry(call)
+        if not (entry.is_checked or entry.is_shared):  # what others run, too, is looked at when all run it
+            entry = self._fitted(call, entry, True, lambda x: lower_step(x, call.dynamic, call.kwargs))
+        return lower_step(entry, call.dynamic, call.kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The results' shapes and dtypes, as ``jax.eval_shape``: nothing is planned. Static arguments stay Python's."""
@@ -165,6 +165,11 @@ class ParallelFunction:
             call = replace(call, args=some, kwargs=as_arrays(call.kwargs))
         return call
 
+    @property
+    def _n_planned(self) -> int:
+        """For how many programs there is a plan within the limit that was asked for."""
+        return sum(limit == self._config.memory_limit_bytes for *_, limit in self._plans)
+
     def _names(self, call: Call) -> tuple[str, ...]:
         return self._roles.names(call) if self.argument_names is None else self.argument_names
 
@@ -190,12 +195,12 @@ class ParallelFunction:
             with self._lock:  # one plan for each, and one mesh for all
                 entry = self._entries.get(key)
                 if entry is None:
-                    known, look = len(self._plans), values.described(call)
-                    entry = self._entries[key] = self._make(call)
-                    if self._is_first and len(self._plans) > max(known, _REPLAN_WARNING):
+                    known, look = self._n_planned, values.described(call)
+                    entry = self._entries[key] = self._make(call, self._config)
+                    if self._is_first and self._n_planned > max(known, _REPLAN_WARNING):
                         told = some(min((differences(x, look) for x in reversed(self._looks)), key=len))
                         warnings.warn(
-                            f"{self._name} is planned and compiled for the {len(self._plans)}th set of argument "
+                            f"{self._name} is planned and compiled for the {self._n_planned}th set of argument "
                             f"shapes ({told or 'the program is another'}); each takes a plan of its own. Pad the "
                             "arguments to few shapes, or plan ahead with .plan(...)",
                             stacklevel=3,
@@ -203,8 +208,35 @@ class ParallelFunction:
                     self._looks.append(look)
         return entry
 
+    def _fitted(
+        self, call: Call, entry: LoweredStep, is_alone: bool, lowered: Callable[[LoweredStep], Any]
+    ) -> LoweredStep:
+        """The entry that keeps within the user's memory limit as XLA compiles it, if one is found, from now on.
+        ``is_alone``: other processes do not ask with this one."""
+        config, limit = self._config, self._config.memory_limit_bytes
+        if limit is None or not entry.plan.placement.can_compile:
+            return entry
+
+        def needs(step: LoweredStep) -> int | None:
+            asked = None if is_alone else processes.request(agreed.members(self._asked_places))
+            return agreed.first_says(asked, self._name, lambda: needed_bytes(lowered(step).compile()))
+
+        def again(less: float) -> LoweredStep:
+            return self._make(call, replace(config, memory_limit=less), tells_smallest=False)
+
+        with self._lock:
+            if entry.is_checked:  # by another thread
+                return self._entries[self._key(call)]
+            fitted = fit(entry, limit, needs, None if self._given is not None else again)
+            entry.is_checked = fitted.step.is_checked = True
+            self._entries[self._key(call)] = fitted.step
+            if self._is_first:
+                tell(fitted, limit, stacklevel=3)
+        return fitted.step
+
     @without_collecting()
-    def _make(self, call: Call) -> LoweredStep:
+    def _make(self, call: Call, config: AutoParallelConfig, tells_smallest: bool = True) -> LoweredStep:
+        """A plan for a call, lowered. ``tells_smallest``: whether an error names the smallest limit."""
         dynamic, kwargs = call.dynamic, call.kwargs
         asked = None if self._is_alone else processes.request(agreed.members(self._asked_places))
         self._is_first = asked is None or asked.is_first
@@ -220,21 +252,21 @@ class ParallelFunction:
             out_tree = jax.tree.structure(out_shape)
             traced = program
             # Another static argument, another setting of JAX: often the same program.
-            same = fingerprint(program), in_tree, out_tree
+            same = fingerprint(program), in_tree, out_tree, config.memory_limit_bytes
 
             def request_on(where: Placement) -> Request:
                 pins = {}
-                if not self._config.ignore_user_sbp:
-                    padded = self._config.pad or (self._given is not None and bool(self._given.options.get("pad")))
+                if not config.ignore_user_sbp:
+                    padded = config.pad or (self._given is not None and bool(self._given.options.get("pad")))
                     pins = capture.pins(
                         traced, where, self._in_sbp, self._out_sbp, in_tree, out_shape, padded, self._pins,
-                        self._names(call), not self._config.zero_stage,
+                        self._names(call), not config.zero_stage,
                     )  # fmt: skip
-                return request_for(where, self._config, pins, progress)
+                return replace(request_for(where, config, pins, progress), tell_smallest=tells_smallest)
 
             def facts(plan: str) -> dict[str, str]:
                 pins = self._in_sbp, self._out_sbp, self._pins
-                return agreed.facts_of(self._name, self._asked_places(), self._config, program, pins, plan)
+                return agreed.facts_of(self._name, self._asked_places(), config, program, pins, plan)
 
             if same in self._plans:
                 agreed.agree_on_same(asked, self._name, lambda: facts("made before"), program)
@@ -242,7 +274,7 @@ class ParallelFunction:
             elif self._given is not None:
                 with agreed.telling(asked):
                     given = check_given(
-                        self._given, program, self._name, self._placement, self._config, lambda x: request_on(x).pins
+                        self._given, program, self._name, self._placement, config, lambda x: request_on(x).pins
                     )
                 agreed.agree_on_same(asked, self._name, lambda: facts(f"given, {agreed.digest(given)}"), program)
                 data = copy.copy(given)
@@ -262,11 +294,13 @@ class ParallelFunction:
                         lambda p, asked: plan_to_fit(p, asked, self._name),
                     )  # fmt: skip
                     found = hide_boxing(program, found, request_to_search(found.placement), self._name)
-                    found.options = self._config.plan_options()
+                    found.options = config.plan_options()
                     return found
 
                 def make() -> PlanData:
-                    return search() if self._config.cache is None else self._cached(program, places, request_on, search)
+                    if config.cache is None:
+                        return search()
+                    return read_or_make(program, requests_on(places, request_on), config, self._name, search)
 
                 places = self._places()
                 data = agreed.agree(asked, self._name, lambda: facts("to be made"), program, make)
@@ -279,11 +313,11 @@ class ParallelFunction:
             origin = [origin[o] if o >= 0 else -1 for o in of]
         self._placement = data.placement  # for all shapes of arguments the same
         data.in_tree, data.out_tree = in_tree, out_tree
-        plan = Plan.of(replace(data, lowering=self._config.lowering))
+        plan = Plan.of(replace(data, lowering=config.lowering))
         entry = lowered_step(
             program, plan, (dynamic, kwargs), out_tree, call.donated_positions, call.donated_names,
             plain=capture.of_dynamic(self._fn, call.args, call.static, call.fixed),
-            compiler_options=self._config.compiler_options,
+            compiler_options=config.compiler_options,
         )  # fmt: skip
         shapes = jax.tree.map(values.aval, (dynamic, kwargs))
         plan.compile = lambda: lower_step(entry, *shapes).compile()
@@ -293,7 +327,7 @@ class ParallelFunction:
         def named() -> NamedStep:
             step = lowered_step(
                 program, plan, shapes, out_tree, *donated, is_named=True,
-                compiler_options=self._config.compiler_options,
+                compiler_options=config.compiler_options,
             )  # fmt: skip
             return NamedStep(step, shapes, *donated)
 
@@ -313,20 +347,6 @@ class ParallelFunction:
                 same_call = self._of_shapes(call)
                 plan.anew = lambda: self._by_itself(data.placement)._entry(same_call).plan
         return entry
-
-    def _cached(
-        self, program: Program, places: Sequence[Placement], request_on: Callable[[Placement], Request],
-        search: Callable[[], PlanData],
-    ) -> PlanData:  # fmt: skip
-        """The plan that the cache has for this program and all that is asked, or the one that ``search`` finds."""
-        requests = []
-        for where in places:
-            try:
-                requests.append(request_on(where))
-            except PinError:  # of several meshes, one that the pins do not fit is passed over
-                if len(places) == 1:
-                    raise
-        return read_or_make(program, requests, self._config, self._name, search)
 
     def _by_itself(self, where: Placement) -> "ParallelFunction":
         """The same, planned in this process for this process: no cache, no others to agree with."""
@@ -367,27 +387,3 @@ class ParallelFunction:
         return candidates(
             visible if where == "auto" else int(where), kind, visible, None if cluster is None else str(cluster)
         )
-
-    def _placed(self, entry: LoweredStep, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Move the arguments to where the plan wants them, once.
-
-        A batch that is bound to no device is left to each call: the first one, placed here, would be compiled for on
-        its own, for to JAX a program for arguments that lie on a mesh is another (0.10.2). For the same reason what is
-        donated, which the next call gets from this one, is placed on a mesh of one device, too.
-        """
-        leaves, tree = jax.tree.flatten((call.dynamic, call.kwargs))
-        donated = call.donated_positions
-        kept = [i in donated for i, x in enumerate(call.dynamic) for _ in jax.tree.leaves(x)]
-        named = sorted(call.kwargs.items())
-        kept += [name in call.donated_names for name, x in named for _ in jax.tree.leaves(x)]
-        wanted = {
-            k: (entry.plan.inputs[k].path, x, s)
-            for k, (x, s, keep) in enumerate(zip(leaves, entry.shardings, kept, strict=True))
-            if (not is_there(x, s) and (keep or is_bound(x, s))) or (keep and not is_on_mesh(x))
-        }
-        placed = dict(zip(wanted, moved(list(wanted.values()), self._name), strict=True))
-        return jax.tree.unflatten(tree, [placed.get(k, x) for k, x in enumerate(leaves)])
-
-    def _misplaced(self, entry: LoweredStep, call: Call) -> bool:
-        leaves = jax.tree.leaves((call.dynamic, call.kwargs))
-        return any(not is_there(x, s) for x, s in zip(leaves, entry.shardings, strict=True))

@@ -1,6 +1,6 @@
 """What a call asks of the planner: its configuration on one placement."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 from .. import cluster as clusters
 from ..errors import PlanError
 from ..placement import Placement
-from ..planner import Request
+from ..planner import PinError, Request
 from ..planner.effort import budget_for, is_thorough
 from ..shardings import as_placement
 from .config import AutoParallelConfig
@@ -59,6 +59,18 @@ def request_for(where: Placement, config: AutoParallelConfig, pins: Any, progres
         overlap=config.overlap and config.effort != "quick",
         progress=progress,
     )  # fmt: skip
+
+
+def requests_on(places: Sequence[Placement], request_on: Callable[[Placement], Request]) -> list[Request]:
+    """The request for each placement. Of several, those that the pins do not fit are passed over."""
+    requests = []
+    for where in places:
+        try:
+            requests.append(request_on(where))
+        except PinError:
+            if len(places) == 1:
+                raise
+    return requests
 
 
 def _memory(hardware: clusters.Cluster) -> float:

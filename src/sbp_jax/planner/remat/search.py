@@ -71,8 +71,9 @@ def plan_to_fit(program: Program, request: Request, name: str = "function") -> P
 
 def _within(limit: float, program: Program, request: Request, name: str) -> PlanData:
     # Where nothing fits the smallest limit is looked for at the end, for the mixes that hold least.
+    tells_smallest = request.tell_smallest
     request = replace(request, names_limit=request.limit_is_firm, tell_smallest=False)
-    choice = _Choice(program, request, name, limit)
+    choice = _Choice(program, request, name, limit, tells_smallest)
     held = None if request.remat else choice.attempt(program, _part(request, _FIRST))
     if held is not None and (held.memory_per_device < _NEARLY * limit or choice.is_over or _is_close(held, request)):
         return choice.deepened()
@@ -141,8 +142,9 @@ class _Refused:
 class _Choice:
     """Plans of one program with different mixes of holding and making again."""
 
-    def __init__(self, program: Program, request: Request, name: str, limit: float) -> None:
+    def __init__(self, program: Program, request: Request, name: str, limit: float, tells_smallest: bool) -> None:
         self.program, self.request, self.name, self.limit = program, request, name, limit
+        self.tells_smallest = tells_smallest
         self.tried: list[PlanData] = []
         self.programs: list[tuple[Program, Request, Sequence[int]]] = []
         """Of the plans tried, their programs, what was asked, the node that each node is, or is a copy of."""
@@ -174,7 +176,7 @@ class _Choice:
 
         The same mixes and the same search whatever the limit: at one that an error names a plan is found, then.
         """
-        if any(r.request.tell_smallest for r in self.refusals):
+        if not self.tells_smallest or any(r.request.tell_smallest for r in self.refusals):
             return
         smallest = min(self.refusals, key=lambda r: r.holds)
         least = min(self.refusals, key=lambda r: r.error.least_bytes)
