@@ -48,8 +48,8 @@ class AutoParallelConfig:
         gap: stop when the proven relative gap is at most this.
         memory_limit: bytes per device, a number or text such as "40GB" (10^9) or "40GiB" (2^30), firm: where no plan
             meets it, that is an error. ``plan`` holds it by the planner's account; when the step is compiled (first
-            run, ``lower``) and XLA needs more, it is planned again for less, up to three times; it warns where that does
-            not help. None: the device's less a tenth; where no plan meets that, the cheapest plan is given with a note.
+            run, ``lower``) and XLA needs more, it is planned again for less, up to three times; it warns where that is
+            no help. None: the device's less a tenth; where no plan meets that, the cheapest plan is given with a note.
         prefer_less_memory: of the plans found within 5 % of the least seconds the one with the smallest peak (OneFlow's
             ``enable_auto_memory``, its mildest mode: less memory, throughput maintained).
         ignore_user_sbp: do not obey pins: ``to_global`` and JAX's sharding constraints in the function, ``in_sbp``,
