@@ -262,13 +262,13 @@ def case_over(needed: int) -> Any:
     limit = planned(step, donate_argnums=0).plan(w, x).memory_per_device
     fitted = planned(step, sbp.AutoParallelConfig(memory_limit=limit), donate_argnums=0)
     first = fitted.plan(w, x).memory_per_device
-    measured = front.needed_bytes
+    measured = front.account
     told = iter([1.1 * limit, limit])
-    front.needed_bytes = lambda _: int(next(told)) if jax.process_index() == 0 else needed
+    front.account = lambda _: int(next(told)) if jax.process_index() == 0 else needed
     try:
         result = fitted(np.full(w.shape, 0.01, np.float32), np.ones(x.shape, np.float32))
     finally:
-        front.needed_bytes = measured
+        front.account = measured
     plan = fitted.plan(w, x)
     # One process alone may lower it: what is shared is not planned anew for that.
     alone = fitted.lower(w, x).compile() if jax.process_index() == 2 else None

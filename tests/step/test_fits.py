@@ -35,7 +35,7 @@ def test_needed_bytes_are_what_the_caller_gives_and_what_the_step_takes() -> Non
     a = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     compiled = jax.jit(lambda x, y: (x + y, (x @ y).sum()), donate_argnums=0).lower(a, a).compile()
     one = 256 * 256 * 4
-    assert 3 * one <= needed(compiled) < 3 * one + 1024  # two arguments, the product
+    assert 3 * one <= fits.needed_bytes(compiled) < 3 * one + 1024  # two arguments, the product
 
 
 def test_a_step_within_its_limit_warns_of_nothing_and_is_compiled_once() -> None:
@@ -113,22 +113,16 @@ def tight(**options: Any) -> tuple[Any, Any, float]:
     return sbp.auto_parallel(train_mlp, placement=WHERE, donate_argnums=0, config=config), state, limit
 
 
-def needed(compiled: Any) -> int:
-    found = fits.needed_bytes(compiled)
-    assert found is not None
-    return found
-
-
 def dearer(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
     """XLA needs so much more than it does."""
-    monkeypatch.setattr(function, "needed_bytes", lambda c: int(by * needed(c)))
+    monkeypatch.setattr(function, "account", lambda c: int(by * fits.needed_bytes(c)))
 
 
 @pytest.mark.parametrize("how", ["called", "lowered"])
 def test_what_xla_needs_more_for_is_planned_for_less(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step, state, limit = tight()
     first = step.plan(state, WIDE_X)
-    by = 1.1 * limit / needed(first.compile())
+    by = 1.1 * limit / fits.needed_bytes(first.compile())
     dearer(monkeypatch, by)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -137,11 +131,11 @@ def test_what_xla_needs_more_for_is_planned_for_less(how: str, monkeypatch: pyte
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), step(state, WIDE_X), expected)
         else:
             compiled = step.lower(state, WIDE_X).compile()
-            assert by * needed(compiled) <= limit
+            assert by * fits.needed_bytes(compiled) <= limit
     state = jax.eval_shape(lambda: {"a": jnp.zeros((128, 1024)), "b": jnp.zeros((1024, 128))})
     plan = step.plan(state, jax.ShapeDtypeStruct(WIDE_X.shape, WIDE_X.dtype))
     assert plan.memory_per_device < 0.95 * first.memory_per_device
-    assert by * needed(plan.compile()) <= limit and plan.verify().exact
+    assert by * fits.needed_bytes(plan.compile()) <= limit and plan.verify().exact
     (note,) = [n for n in plan.notes if "as XLA compiled it" in n]
     assert note.startswith("the plan within ")
     assert not any("as XLA compiled it" in n for n in first.notes)
@@ -149,7 +143,7 @@ def test_what_xla_needs_more_for_is_planned_for_less(how: str, monkeypatch: pyte
 
 def test_a_plan_for_less_is_searched_once_and_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     step, state, limit = tight()
-    dearer(monkeypatch, 1.1 * limit / needed(step.plan(state, WIDE_X).compile()))
+    dearer(monkeypatch, 1.1 * limit / fits.needed_bytes(step.plan(state, WIDE_X).compile()))
     searched, search = [], function.plan_or_rewrite
     monkeypatch.setattr(function, "plan_or_rewrite", lambda *a: (searched.append(1), search(*a))[1])
     threads = [threading.Thread(target=lambda: step.lower(state, WIDE_X).compile()) for _ in range(4)]
@@ -162,7 +156,7 @@ def test_a_plan_for_less_is_searched_once_and_in_one_thread(monkeypatch: pytest.
 
 
 def test_a_step_that_no_plan_is_small_enough_for_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function, "needed_bytes", lambda _: 1_250_000)
+    monkeypatch.setattr(function, "account", lambda _: 1_250_000)
     step = limited(1e6)
     w = jnp.ones((32, 32))
     with pytest.warns(UserWarning, match=r"train_step was planned for at most .* 1\.250 times the limit \(") as told:
@@ -177,7 +171,7 @@ def test_a_step_that_no_plan_is_small_enough_for_says_so_once(monkeypatch: pytes
 
 def test_a_given_plan_stays_and_says_what_to_plan_for(monkeypatch: pytest.MonkeyPatch) -> None:
     given = limited(1e6).plan(jnp.ones((32, 32)), X)
-    monkeypatch.setattr(function, "needed_bytes", lambda _: 1_250_000)
+    monkeypatch.setattr(function, "account", lambda _: 1_250_000)
     config = sbp.AutoParallelConfig(memory_limit=1e6)
     step = sbp.auto_parallel(train_step, placement=WHERE, donate_argnums=0, config=config, plan=given)
     with pytest.warns(UserWarning, match=r"1\.250 times the limit\. Planned with memory_limit=") as told:
@@ -193,7 +187,7 @@ def test_what_is_kept_in_a_cache_is_found_again(monkeypatch: pytest.MonkeyPatch,
     for _ in range(2):
         step, state, limit = tight(cache=tmp_path)
         if not found:
-            dearer(monkeypatch, 1.1 * limit / needed(step.plan(state, WIDE_X).compile()))
+            dearer(monkeypatch, 1.1 * limit / fits.needed_bytes(step.plan(state, WIDE_X).compile()))
         searched.clear()
         step.lower(state, WIDE_X)
         found.append((len(searched), step.plan(state, WIDE_X).objective))

@@ -36,7 +36,7 @@ from ..planner import (
 from ..shardings import PlacementLike
 from ..signature import Signature
 from ..step.compiler_options import check_options
-from ..step.fits import fit, needed_bytes, tell
+from ..step.fits import account, fit, tell
 from ..step.jitted import LoweredStep, NamedStep, OtherCall, check_devices, lower_step, lowered_step
 from ..step.plan import Plan
 from ..trace import fingerprint, is_planned_here, recompute, without_collecting
@@ -219,7 +219,7 @@ class ParallelFunction:
 
         def needs(step: LoweredStep) -> int | None:
             asked = None if is_alone else processes.request(agreed.members(self._asked_places))
-            return agreed.first_says(asked, self._name, lambda: needed_bytes(lowered(step).compile()))
+            return agreed.first_says(asked, self._name, lambda: account(lowered(step).compile()))
 
         def again(less: float) -> LoweredStep:
             return self._make(call, replace(config, memory_limit=less), tells_smallest=False)

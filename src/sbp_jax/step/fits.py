@@ -34,13 +34,15 @@ class Fitted:
     advice: str = "A larger limit, more devices, a smaller batch or remat='auto' give it more room"
 
 
-def needed_bytes(compiled: Any) -> int | None:
-    """Bytes that a device needs for a compiled step: arguments, results that replace none of them, temporaries. None
-    where the backend keeps no account."""
+def needed_bytes(compiled: Any) -> int:
+    """Bytes that a device needs for a compiled step: arguments, results that replace none of them, temporaries."""
     m = compiled.memory_analysis()
-    if m is None:
-        return None
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+
+
+def account(compiled: Any) -> int | None:
+    """The same; None where the backend keeps no account."""
+    return None if compiled.memory_analysis() is None else needed_bytes(compiled)
 
 
 def fit(

@@ -142,7 +142,9 @@ class _Refused:
 class _Choice:
     """Plans of one program with different mixes of holding and making again."""
 
-    def __init__(self, program: Program, request: Request, name: str, limit: float, tells_smallest: bool) -> None:
+    def __init__(
+        self, program: Program, request: Request, name: str, limit: float, tells_smallest: bool = True
+    ) -> None:  # fmt: skip
         self.program, self.request, self.name, self.limit = program, request, name, limit
         self.tells_smallest = tells_smallest
         self.tried: list[PlanData] = []
