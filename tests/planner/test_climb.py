@@ -21,7 +21,7 @@ class Fake:
         self, fits: float, limit: float, holds: dict[int, float] | None = None, known: bool = False, spent: float = 0.5,
         thorough: bool = False,
     ) -> None:  # fmt: skip
-        self.fits, self.limit, self.asked = fits, limit, list[int]()
+        self.fits, self.limit, self.asked, self.starts = fits, limit, list[int](), list[int]()
         self.budget, self.thorough = Budget(work=1.0, spent=spent), thorough
         self.by_count = holds or {}
         self.found = list[tuple[Collection[int], float]]([((), 2.0)] if known else [])
@@ -39,8 +39,9 @@ class Fake:
     def holds(self, nodes: Collection[int], looks: Budget) -> float:
         return self.by_count.get(len(nodes), BYTES[len(nodes) - 1] if nodes else 13.0)
 
-    def mix(self, nodes: Collection[int], holds: float) -> Outcome:
+    def mix(self, nodes: Collection[int], holds: float, is_start: bool = False) -> Outcome:
         self.asked.append(len(nodes))
+        self.starts += [len(nodes)] * is_start
         if holds > self.fits:
             return Outcome.TOO_LARGE
         self.found.append((nodes, 1.0 + self.seconds_of(nodes)))
@@ -53,7 +54,18 @@ class Fake:
         return min(self.found, key=lambda x: x[1], default=None)
 
     def run(self, turn_bytes: float = 13.0) -> list[int]:
-        of = (self, self.holds, turn_bytes, self.limit, self.thorough, self.budget, Budget(), self.mix, self.none_again)
+        of = (
+            self,
+            self.holds,
+            turn_bytes,
+            1.0,
+            self.limit,
+            self.thorough,
+            self.budget,
+            Budget(),
+            self.mix,
+            self.none_again,
+        )
         Climb(*of, lambda _: False, self.cheapest).run()  # pyright: ignore[reportArgumentType]
         return self.asked
 
@@ -79,6 +91,37 @@ def test_while_little_work_is_done_or_if_all_is_asked_for_none_is_passed_over() 
 
 def test_a_plan_that_makes_nothing_again_rules_no_mix_out() -> None:
     assert Fake(fits=20.0, limit=5.0, known=True).run(turn_bytes=5.0)[:3] == [8, 6, 4]
+
+
+def test_a_mix_is_but_a_start_where_the_next_may_save_much() -> None:
+    fake = Fake(fits=7.0, limit=5.0)
+    fake.run(turn_bytes=5.0)
+    assert fake.asked[0] == 8 and fake.starts == [8]  # six nodes save 18 % of a step without a limit
+    fake = Fake(fits=20.0, limit=9.0)
+    fake.run(turn_bytes=9.0)
+    assert fake.asked[0] == 4 and not fake.starts  # two save 0.6 %
+
+
+def test_between_two_mixes_what_saves_hardly_anything_is_passed_over() -> None:
+    # Three nodes fit, two do not: one node less saves 0.4 %.
+    assert 3 not in Fake(fits=9.5, limit=9.0, holds={3: 8.9}).run(turn_bytes=9.0)
+    assert 3 in Fake(fits=9.5, limit=9.0, holds={3: 8.9}, thorough=True).run(turn_bytes=9.0)
+    # Seven nodes instead of eight save 10 %.
+    assert 7 in Fake(fits=5.5, limit=5.0, holds={7: 4.9}).run(turn_bytes=5.0)
+
+
+def test_not_every_mix_between_two_is_looked_at() -> None:
+    looked = list[int]()
+    mixes = [frozenset(range(n)) for n in range(1, 12)]
+
+    def holds(nodes: Collection[int], looks: Budget) -> float:
+        looked.append(len(nodes))
+        return abs(len(nodes) - 7) + 1.0
+
+    climb = Climb(Fake(1.0, 1.0), holds, *[None] * 10)  # pyright: ignore[reportArgumentType]
+    climb.ladder.seconds_of = lambda nodes: float(len(nodes))  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(climb._holding_least(mixes)) == 7
+    assert len(set(looked)) < 9
 
 
 def test_where_none_should_fit_the_cheapest_of_those_that_hold_least_is_first() -> None:

@@ -263,6 +263,24 @@ def test_begins_with_a_plan_that_is_known(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.solution.choice == known
 
 
+@pytest.mark.parametrize(("gap", "rounds"), [(0.0, True), (1.0, False)])
+def test_what_a_search_begins_with_may_do(gap: float, rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No prices are searched for where it is near enough; what is put together from it is at least as good."""
+    problem = random_problem(0)
+    held = Bytes.against(problem, 0)
+    by_peak = sorted(every(problem), key=lambda c: held.over_time(c).max())
+    limit = float(held.over_time(by_peak[len(by_peak) // 10]).max())
+    fitting = sorted((c for c in by_peak if held.over_time(c).max() <= limit), key=problem.evaluate)
+    asked = []
+    search_prices = fit.Fitting._rounds
+    monkeypatch.setattr(fit.Fitting, "_rounds", lambda self, *a: (asked.append(1), search_prices(self, *a))[1])
+    known = fitting[len(fitting) // 2]
+    found = search(Goal(problem, held, limit, find_start=lambda: Start([known], {0: 0.5}), start_gap=gap))
+    assert bool(asked) == rounds
+    assert found is not None and found.seconds <= problem.evaluate(known) and found.bound <= found.seconds
+    assert found.prices
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_only_plans_cheaper_than_one_in_another_form_are_asked_for(seed: int) -> None:
     problem = random_problem(seed)

@@ -3,7 +3,7 @@
 import functools
 import re
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import sbp_jax as sbp
 from sbp_jax import Plan
 from sbp_jax.calls import capture
 from sbp_jax.cluster import get
+from sbp_jax.plan import PlanData
 from sbp_jax.planner import Request, make_plan
 from sbp_jax.planner.budget import Budget
 from sbp_jax.planner.costs.cost_graph import penalised
@@ -25,7 +26,7 @@ from sbp_jax.planner.remat import search as remat
 from sbp_jax.planner.remat.held import Held
 from sbp_jax.planner.remat.known import Known
 from sbp_jax.planner.remat.min_cut import Ladder, Sizes, find_turn
-from sbp_jax.trace import recompute
+from sbp_jax.trace import Program, recompute
 from zoo import gpt, resnet
 
 GPT = {"layers": 8, "hidden": 256, "heads": 8, "seq": 256, "vocab": 512, "batch": 64, "dropout": 0.0}
@@ -488,3 +489,40 @@ def test_what_costs_little_and_holds_much_goes_first() -> None:
 def test_other_words_than_auto_are_refused() -> None:
     with pytest.raises(sbp.PlanError, match=r"remat is None or 'auto', got 'full'.*jax.checkpoint"):
         sbp.AutoParallelConfig(remat="full")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("start_bound", "found", "bound", "searched"),
+    [
+        (0.98, None, 0.98, False),  # by hardly more than nothing
+        (0.90, None, 1.00, True),  # proven: not cheaper
+        (0.90, 0.97, 0.95, True),  # cheaper after all
+    ],
+)
+def test_a_mix_that_was_but_a_start_is_searched_on_where_it_may_be_the_cheapest(
+    start_bound: float, found: float | None, bound: float, searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = capture.trace(deep, DEEP, {}, (), (0,))[0]
+    request = Request(placement=where(8), cluster=get("a100-80"), remat=True, budget=Budget(1.0, spent=0.5))
+    plan = make_plan(program, replace(request, budget=Budget()))
+    choice = remat._Choice(program, request, "deep", 500.0)
+    origin = range(len(program.nodes))
+
+    def tried(objective: float, bound: float, start_gap: float) -> PlanData:
+        of = replace(plan, objective=objective, bound=bound)
+        choice.tried.append(of)
+        choice.programs.append((program, replace(request, start_gap=start_gap), origin))
+        return of
+
+    start, best = tried(1.09, start_bound, 0.1), tried(1.0, 0.999, 0.0)
+    asked: list[Request] = []
+
+    def attempt(program: Program, request: Request, origin: Any) -> PlanData | None:
+        asked.append(request)
+        return None if found is None else tried(found, 0.95, 0.0)
+
+    monkeypatch.setattr(choice, "attempt", attempt)
+    cheapest = choice.deepened()
+    assert len(asked) == searched and all(r.start_gap == 0 and r.find_start is not None for r in asked)
+    assert start.bound == pytest.approx(bound)
+    assert cheapest is (best if found is None else choice.tried[-1])

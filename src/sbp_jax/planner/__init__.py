@@ -16,8 +16,8 @@ from .pins import inner_pins as inner_pins
 from .pins import pin_allows as pin_allows
 from .pins import pin_of as pin_of
 from .pins import pin_signature as pin_signature
-from .remat.search import plan_again as plan_again
 from .remat.search import plan_to_fit as plan_to_fit
+from .remat.sparing import plan_again as plan_again
 from .request import Request as Request
 from .rewrite import as_rewritten as as_rewritten
 from .rewrite import follow as follow

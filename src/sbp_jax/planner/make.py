@@ -56,8 +56,8 @@ def _make_plan(program: Program, request: Request, name: str) -> PlanData:
                 thorough=request.thorough, tell_smallest=request.tell_smallest, names_limit=request.names_limit,
                 whole_bytes=prepared.whole_bytes,
                 clusters_per_class=len(prepared.clustered[0].clusters) / max(decisions.n_classes, 1),
-                start_stops=START_STOPS if is_start else (), n_axes=len(request.placement.shape),
-                placement=request.placement, cluster=request.cluster)  # fmt: skip
+                start_gap=request.start_gap, start_stops=START_STOPS if is_start else (),
+                n_axes=len(request.placement.shape), placement=request.placement, cluster=request.cluster)  # fmt: skip
     if request.find_start is not None:
         start_of = functools.partial(request.find_start, graph, decisions, footprint, request.budget)
         task = replace(task, find_start=start_of)

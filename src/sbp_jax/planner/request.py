@@ -26,8 +26,8 @@ class Request:
     is too small says the smallest that is not. ``names_limit``: whether the user named the limit: the smallest that
     works is looked for as long as it takes then. ``prepared``: programs that are ready to be searched (``prepare.py``),
     shared by requests that are made of each other. ``find_start``: what a search begins with where memory is
-    short (``Start``), given the cost graph, its decisions, the footprint and a budget. The others as in
-    ``AutoParallelConfig``.
+    short (``Start``), given the cost graph, its decisions, the footprint and a budget; ``start_gap``: no prices
+    are searched for where that leaves a gap of no more than this. The others as in ``AutoParallelConfig``.
     """
 
     placement: Placement
@@ -60,6 +60,7 @@ class Request:
     names_limit: bool = True
     prepared: list[Any] | None = field(default=None, compare=False, repr=False)
     find_start: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    start_gap: float = 0.0
     progress: Callable[[str], None] = lambda _: None
 
     @property

@@ -109,7 +109,7 @@ class Fitting(Known):
         find_start = None if self.is_over() else self.goal.find_start
         if find_start is not None and (start := find_start()) is not None:
             self.begin(start)
-        if not self.is_dearer:
+        if not (self.is_dearer or self._begun_near):
             self._rounds(smallest)
         if self.best is None and not self.closed(self.goal.gap) and not self.is_known and not self.is_over():
             self._any_plan(smallest)
@@ -137,6 +137,11 @@ class Fitting(Known):
         return replace(
             self.free, choice=self.best.choice, objective=self.best.seconds, bound=bound, timed_out=False, seen=seen
         )
+
+    @property
+    def _begun_near(self) -> bool:
+        """Whether a plan to begin with will do; what is put together from it may be better yet."""
+        return self.begun and self.aim - self.bound <= self.goal.start_gap * self.aim
 
     def _any_plan(self, smallest: Smallest) -> None:
         """A plan that fits, where prices found none, whatever it costs."""

@@ -48,6 +48,7 @@ class Goal:
         guesses: plans that may be good, whether they fit or not.
         find_start: gives plans and prices to begin with, or None; asked where the cheapest plan does not fit.
         clusters_per_class: how many clusters of ops share one decision, on average.
+        start_gap: no prices are searched for where a plan to begin with leaves a gap of no more than this.
         start_stops: stops of the search for a plan that fits, where its plan is only what others start from.
         whole_bytes: of all values together, uncut: within such a limit no plan can hold too much.
     """
@@ -66,6 +67,7 @@ class Goal:
     guesses: Sequence[Sequence[int]] = ()
     find_start: FindStart | None = None
     clusters_per_class: float = 1.0
+    start_gap: float = 0.0
     start_stops: Stops = ()
     whole_bytes: float = math.inf
 

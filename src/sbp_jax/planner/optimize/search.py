@@ -62,7 +62,7 @@ def search(goal: Goal) -> Found | None:
                 "the work that a search does by default was done while fitting into memory: the plan is the best one "
                 'seen until then. Ask for more with effort="thorough", or give time_limit= (seconds)',
             )
-    prices = fitting.prices
+    prices = fitting.prices or fitting.first_prices
     return Found(
         solution, solution.objective, solution.bound, free, memory_is_short=True,
         seconds_per_byte=sum(prices.values()), prices=prices, notes=notes, free_choice=without_limit,

@@ -17,14 +17,16 @@ from .held import Held
 from .min_cut import Ladder, Rung
 
 # Mixes looked at between two. Where none fits, so many that hold least are planned, in each of two steps.
-_PARTS = 12
+_PARTS, _EVERY = 12, 3
 _LEAST = (2, 1)
 # What holds so little more, as a part, holds about the same.
 _SAME = 0.01
-# A mix that holds more is planned if it makes again for so much less, as a part of the step; any, while little work
-# is done (a part of the budget).
-_WORTH = 0.01
+# A mix that holds more is planned if it makes again for so much less, as a part of the step; between two mixes for the
+# second; any, while little work is done (a part of the budget).
+_WORTH, _WORTH_BETWEEN = 0.01, 0.005
 _LITTLE = 0.1
+# A mix is but a start where the next one may save such a part of the step without a limit.
+_CLEARLY = 0.03
 
 
 class Outcome(Enum):
@@ -40,12 +42,13 @@ class Climb:
     """The mixes of a ladder, planned one after the other.
 
     Attributes:
-        base_bytes: what the plan holds that the ladder is made for.
+        base_bytes: what the plan holds that the ladder is made for; ``base_seconds``: its step.
         limit: in bytes per device, as all others here.
         thorough: whether mixes that save hardly anything are planned, too.
         budget: for all of it.
         looks: the part of it for judging what mixes hold.
-        mix: plans the one that makes some nodes again, and holds about so many bytes.
+        mix: plans the one that makes some nodes again, and holds about so many bytes; whether it is but a start, for a
+            mix that takes clearly less comes after it.
         none_again: plans the one that makes nothing again.
         cannot_fit: whether something that holds so much cannot, by what is known.
         cheapest: the nodes that the cheapest plan makes again, and its seconds; None before there is one.
@@ -54,11 +57,12 @@ class Climb:
     ladder: Ladder
     held: Held
     base_bytes: float
+    base_seconds: float
     limit: float
     thorough: bool
     budget: Budget
     looks: Budget
-    mix: Callable[[Collection[int], float], Outcome]
+    mix: Callable[[Collection[int], float, bool], Outcome]
     none_again: Callable[[], Outcome]
     cannot_fit: Callable[[float], bool]
     cheapest: Callable[[], tuple[Collection[int], float] | None]
@@ -73,7 +77,8 @@ class Climb:
         if surely > 0 and holding[surely] > self.limit:
             first = self._holding_least([*_between(rungs[surely - 1].nodes, first), first])
         if surely > 0:
-            self._plan(first)
+            saves = self.ladder.seconds_of(first) - self.ladder.seconds_of(rungs[surely - 1].nodes)
+            self._plan(first, is_start=saves > _CLEARLY * self.base_seconds)
         if self.cheapest() is None:
             self._plan_least(rungs, self.held(first, self.looks))
         self._descend(rungs[: max(surely, 1)], perhaps)
@@ -94,20 +99,25 @@ class Climb:
             spared = self.base_bytes - self.limit
             least = next((n for n in between if self.ladder.saved(n) >= spared), None)
         for nodes in dict.fromkeys(n for n in (surest, least) if n is not None):
-            self._plan(nodes)
+            saves = self.ladder.seconds_of(known[0]) - self.ladder.seconds_of(nodes)
+            if self._is_worth(saves, known[1], _WORTH_BETWEEN):
+                self._plan(nodes)
 
     def _first_within(self, holding: Sequence[float]) -> int:
         return next((k for k, x in enumerate(holding) if x <= self.limit), holding.index(min(holding)))
 
     def _holding_least(self, mixes: Sequence[frozenset[int]]) -> frozenset[int]:
-        """Of those that hold about the least, the cheapest."""
-        holding = [self.held(n, self.looks) for n in mixes]
-        least = [n for n, x in zip(mixes, holding, strict=True) if x <= (1 + _SAME) * min(holding)]
+        """Of those that hold about the least, the cheapest: of every third one, and those next to the best of these."""
+        some = dict.fromkeys([*range(_EVERY - 1, len(mixes), _EVERY), len(mixes) - 1])
+        best = min(some, key=lambda k: self.held(mixes[k], self.looks))
+        some |= dict.fromkeys(k for k in range(best - _EVERY + 1, best + _EVERY) if 0 <= k < len(mixes))
+        holding = {k: self.held(mixes[k], self.looks) for k in some}
+        least = [mixes[k] for k, x in holding.items() if x <= (1 + _SAME) * min(holding.values())]
         return min(least, key=self.ladder.seconds_of)
 
-    def _plan(self, nodes: frozenset[int]) -> Outcome:
+    def _plan(self, nodes: frozenset[int], is_start: bool = False) -> Outcome:
         holds = self.held(nodes, self.looks)
-        return Outcome.TOO_LARGE if self.cannot_fit(holds) else self.mix(nodes, holds)
+        return Outcome.TOO_LARGE if self.cannot_fit(holds) else self.mix(nodes, holds, is_start)
 
     def _descend(self, rungs: Sequence[Rung], perhaps: int) -> None:
         """Plan mixes that hold more and more until one does not fit; while none is known that does, as far as the first
@@ -119,7 +129,7 @@ class Climb:
             if known is None and k < max(perhaps - 1, 1):
                 return
             seconds = self.ladder.seconds_of(nodes)
-            if known is not None and again - seconds < self._worth * known[1]:
+            if known is not None and not self._is_worth(again - seconds, known[1], _WORTH):
                 continue
             outcome = self._plan(nodes) if k else self.none_again()
             if outcome is not Outcome.TOO_LARGE:
@@ -127,10 +137,9 @@ class Climb:
             elif self.cheapest() is not None:
                 return
 
-    @property
-    def _worth(self) -> float:
-        """The part of the step that a mix must save at most, to be planned; any will do where all are asked for."""
-        return -math.inf if self.thorough or self.budget.part <= _LITTLE else _WORTH
+    def _is_worth(self, saves: float, of: float, part: float) -> bool:
+        """Whether a mix is planned that saves at most so many seconds of a step; any is where all are asked for."""
+        return self.thorough or self.budget.part <= _LITTLE or saves >= part * of
 
     def _plan_least(self, rungs: Sequence[Rung], refused: float) -> None:
         """Plan the mixes that hold least until one fits: those next to the ladder's least, then of all."""
@@ -146,7 +155,7 @@ class Climb:
             for holds, nodes in sorted(cheapest.items(), key=lambda item: item[0])[:count]:
                 if self.cheapest() is None and nodes and holds < math.inf and holds not in known:
                     known.add(holds)
-                    self.mix(nodes, holds)
+                    self.mix(nodes, holds, False)
             if self.cheapest() is not None:
                 return
 

@@ -39,9 +39,12 @@ _FIRST = 0.75
 _OTHER, _ONE_OF_SEVERAL, _LATE, _WHILE_NONE = 0.25, 1.0, 0.1, 0.5
 # Mixes differ by more than this: where there may be several, a proven gap of so much is small enough for one, after so
 # many seconds of work.
-_COARSE = ((0.0, 0.03), (15.0, 0.05))
-# Where that took less than this part of the budget, the cheapest is searched on.
-_EARLY = 0.33
+_COARSE = ((0.0, 0.03), (10.0, 0.05))
+# For a mix that is but a start for others no prices are searched for where its first plans leave no more than this.
+_ANY = 0.1
+# Where that took less than this part of the budget, the cheapest is searched on; or, if its gap is at most the second,
+# less than the third.
+_EARLY, _FINE, _EARLIER = 0.33, 0.02, 0.2
 # A mix whose smallest limit is told is searched for a plan once more: with what is left, or this part of the budget.
 _TELLING = 0.05
 # What the gap is of, at the end of a note.
@@ -86,29 +89,6 @@ def _within(limit: float, program: Program, request: Request, name: str) -> Plan
     if held is None and free.memory_per_device <= limit:
         return free
     return choice.best(free)
-
-
-def plan_again(
-    program: Program, request: Request, base: PlanData, spared_bytes: float, name: str = "function"
-) -> PlanData | None:
-    """The plan, without a limit, of a program that makes again what spares so many bytes over its turn.
-
-    They are bytes of the ``base`` plan; it is as many as can be, if not so many. None where nothing can be spared.
-    """
-    model = CostModel(request.cluster, request.placement.shape, uneven=request.uneven)
-    sizes = Sizes(program, base, model)
-    turn = find_turn(program, sizes)
-    rungs = [] if turn is None else Ladder(program, base, turn, sizes).rungs()
-    if turn is None or not rungs:
-        return None
-    rung = next((r for r in rungs if r.saved_bytes >= spared_bytes), rungs[-1])
-    new, origin = recompute(program, turn.node, rung.nodes)
-    pins = {k: request.pins[o] for k, o in enumerate(origin) if o in request.pins}
-    plan = make_plan(new, replace(request, pins=pins, memory_limit_bytes=None, prepared=[]), name)
-    plan.fingerprint = fingerprint(program)
-    plan.recomputed = Recomputed(turn.node, tuple(sorted(rung.nodes)))
-    plan.notes.append(f"to fit, {len(rung.nodes)} nodes are run again in the backward part")
-    return plan
 
 
 def _part(request: Request, part: float) -> Request:
@@ -264,8 +244,8 @@ class _Choice:
     ) -> None:  # fmt: skip
         """Plan the mixes of a ladder (``climb.py``)."""
 
-        def mix(nodes: Collection[int], holds: float) -> Outcome:
-            return self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds)
+        def mix(nodes: Collection[int], holds: float, is_start: bool) -> Outcome:
+            return self.mix(turn, nodes, base.objective + ladder.seconds_of(nodes), holds, is_start)
 
         def cannot_fit(holds: float) -> bool:
             less = [r for r in self.refusals if r.holds <= holds < math.inf]
@@ -279,8 +259,8 @@ class _Choice:
 
         budget, thorough = self.request.budget, self.request.thorough
         looks = budget.some(_LOOK_SECONDS)
-        Climb(ladder, held, base.memory_per_device, self.limit, thorough, budget, looks, mix, none_again, cannot_fit,
-              cheapest).run()  # fmt: skip
+        Climb(ladder, held, base.memory_per_device, base.objective, self.limit, thorough, budget, looks, mix,
+              none_again, cannot_fit, cheapest).run()  # fmt: skip
 
     def none_again(self, base: PlanData, turn: Turn, frees_much: bool) -> Outcome:
         """Plan what makes nothing again: the program as it is, and with arguments read anew. That is first where it
@@ -293,10 +273,12 @@ class _Choice:
             outcome = self.mix(turn, (), 0.0, base.memory_per_device)
         return Outcome.PLANNED if anew is Outcome.PLANNED else outcome
 
-    def mix(self, turn: Turn, nodes: Collection[int], at_least: float, holds: float) -> Outcome:
+    def mix(
+        self, turn: Turn, nodes: Collection[int], at_least: float, holds: float, is_start: bool = False
+    ) -> Outcome:  # fmt: skip
         """Plan the program with these nodes made again, unless the seconds that it takes at least lose already.
 
-        ``holds``: bytes that it will hold about.
+        ``holds``: bytes that it will hold about. ``is_start``: any plan will do, for others to begin with.
         """
         if self.tried and at_least >= self.tried[self.cheapest].objective:
             return Outcome.NOT_WORTH
@@ -310,7 +292,7 @@ class _Choice:
             plan.fingerprint = fingerprint(self.program)
             plan.recomputed = Recomputed(turn.node, tuple(sorted(nodes)))
 
-        return self.one_of_several(program, origin, holds, finish, all_that_is_left=bool(self.tried or nodes))
+        return self.one_of_several(program, origin, holds, finish, bool(self.tried or nodes), is_start)
 
     def hold_all(self, base: PlanData) -> Outcome:
         """Plan the program as it is."""
@@ -321,7 +303,7 @@ class _Choice:
 
     def one_of_several(
         self, program: Program, origin: Sequence[int], holds: float, finish: Callable[[PlanData], None],
-        all_that_is_left: bool,
+        all_that_is_left: bool, is_start: bool = False,
     ) -> Outcome:  # fmt: skip
         """A plan of one mix, in its part of the budget."""
         # Nothing found yet: better late than not at all, but for a user who set the limit, once there is an answer.
@@ -339,7 +321,8 @@ class _Choice:
             # As far as it takes to tell mixes apart.
             stops = tuple((seconds * WORK_A_SECOND, gap) for seconds, gap in _COARSE if asked.remat)
             asked = replace(asked, budget=replace(budget, stops=(*budget.stops, *stops)))
-        asked = replace(asked, pins=pins, find_start=self.known(origin))
+        start_gap = _ANY if is_start and not asked.thorough else 0.0
+        asked = replace(asked, pins=pins, find_start=self.known(origin), start_gap=start_gap)
         refused, tried = len(self.refusals), len(self.tried)
         self.attempt(program, asked, None if program is self.program else origin, finish, holds)
         if len(self.tried) > tried:
@@ -356,20 +339,35 @@ class _Choice:
     def deepened(self) -> PlanData:
         """The cheapest plan, after a search on in its mix if it was told from the others early; of a user's time that
         is all that is left, unless that is for plans that hide more (``overlap.py``)."""
-        plan, (program, asked, origin) = self.tried[self.cheapest], self.programs[self.cheapest]
+        self.finish_start()
+        plan, (_, asked, _) = self.tried[self.cheapest], self.programs[self.cheapest]
         request = self.request
+        early = _EARLY if plan.optimality_gap > _FINE else _EARLIER
+        is_early = request.remat and request.budget.part < early and not asked.start_gap
+        is_searched = asked.thorough or not (request.thorough or is_early)
         is_proven = request.budget.closes(plan.objective, plan.bound, request.gap)
-        is_searched = asked.thorough or not (request.thorough or (request.remat and request.budget.part < _EARLY))
-        if is_searched or request.hides or is_proven or self.is_over:
-            return plan
-        begin, budget = again_from(plan, len(program.nodes)), request.budget
-        budget = budget if request.thorough else budget.share(1.0)
-        asked = replace(asked, thorough=request.thorough, budget=budget, find_start=begin)
-        again = self.attempt(program, asked, origin)
+        if not (is_searched or request.hides or is_proven or self.is_over):
+            budget = request.budget if request.thorough else request.budget.share(1.0)
+            self.search_on(self.cheapest, replace(asked, thorough=request.thorough, budget=budget))
+        return self.tried[self.cheapest]
+
+    def finish_start(self) -> None:
+        """Search on in a mix that was but a start, where it is or may be the cheapest by what tells mixes apart."""
+        asked, cheapest = self.programs[0][1], self.tried[self.cheapest].objective
+        if asked.start_gap and not self.is_over and cheapest - self.tried[0].bound > _COARSE[0][1] * cheapest:
+            self.search_on(0, replace(asked, budget=asked.budget.again()))
+
+    def search_on(self, k: int, request: Request) -> None:
+        """Another search in the mix of a plan, from this one, or for one that is cheaper than the cheapest."""
+        plan, (program, _, origin), best = self.tried[k], self.programs[k], self.tried[self.cheapest]
+        begin = again_from(plan, len(program.nodes)) if plan is best else self.known(origin)
+        refused = len(self.refusals)
+        again = self.attempt(program, replace(request, find_start=begin, start_gap=0.0), origin)
         if again is not None:
             again.fingerprint, again.recomputed = plan.fingerprint, plan.recomputed
             plan.bound = again.bound = min(max(plan.bound, again.bound), plan.objective, again.objective)
-        return self.tried[self.cheapest]
+        elif plan is not best and len(self.refusals) == refused:  # proven: none is cheaper
+            plan.bound = max(plan.bound, best.objective)
 
     def told(self, again: Recomputed) -> str:
         """What a mix does, and why."""
