@@ -143,16 +143,29 @@ def test_what_xla_needs_more_for_is_planned_for_less(how: str, monkeypatch: pyte
 
 def test_a_plan_for_less_is_searched_once_and_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     step, state, limit = tight()
-    dearer(monkeypatch, 1.1 * limit / fits.needed_bytes(step.plan(state, WIDE_X).compile()))
-    searched, search = [], function.plan_or_rewrite
-    monkeypatch.setattr(function, "plan_or_rewrite", lambda *a: (searched.append(1), search(*a))[1])
+    by, measured = 1.1 * limit / fits.needed_bytes(step.plan(state, WIDE_X).compile()), []
+
+    def account(compiled: Any) -> int:
+        measured.append(by * fits.needed_bytes(compiled))
+        return int(measured[-1])
+
+    monkeypatch.setattr(function, "account", account)
     threads = [threading.Thread(target=lambda: step.lower(state, WIDE_X).compile()) for _ in range(4)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
     step(state, WIDE_X)
-    assert 1 <= len(searched) <= 3
+    assert len(measured) == 2 and measured[1] <= limit < measured[0]
+
+
+def test_plans_made_again_are_not_other_sets_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, state, limit = tight()
+    dearer(monkeypatch, 1.1 * limit / fits.needed_bytes(step.plan(state, WIDE_X).compile()))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*th set of argument shapes")
+        for n in (512, 504, 496):
+            step.lower(state, WIDE_X[:n])
 
 
 def test_a_step_that_no_plan_is_small_enough_for_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:

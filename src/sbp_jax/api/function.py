@@ -74,6 +74,7 @@ class ParallelFunction:
         """What reports call the arguments given by position, where the function's own names say nothing."""
         self._entries: dict[Any, LoweredStep] = {}
         self._plans: dict[Any, PlanData] = {}
+        self._n_again = 0
         self._looks: list[dict[str, Any]] = []
         # The last entry that ran, and the one to try without looking, after two calls of the same.
         self._previous: LoweredStep | None = None
@@ -115,7 +116,8 @@ class ParallelFunction:
         return f"<{self._name} run by a plan on {where}: {len(self._plans)} plan(s) made>"
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for these arguments (arrays or ``jax.ShapeDtypeStruct``); made once for each set of shapes."""
+        """The plan for these arguments (arrays or ``jax.ShapeDtypeStruct``); made once for each set of shapes. With a
+        memory limit a run, or ``lower``, may replace it: see ``AutoParallelConfig.memory_limit``."""
         return self._entry(self._call(args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,8 +169,8 @@ class ParallelFunction:
 
     @property
     def _n_planned(self) -> int:
-        """For how many programs there is a plan within the limit that was asked for."""
-        return sum(limit == self._config.memory_limit_bytes for *_, limit in self._plans)
+        """How many plans were made, but for those that were made again for less memory."""
+        return len(self._plans) - self._n_again
 
     def _names(self, call: Call) -> tuple[str, ...]:
         return self._roles.names(call) if self.argument_names is None else self.argument_names
@@ -196,7 +198,7 @@ class ParallelFunction:
                 entry = self._entries.get(key)
                 if entry is None:
                     known, look = self._n_planned, values.described(call)
-                    entry = self._entries[key] = self._make(call, self._config)
+                    entry = self._entries[key] = self._make(call)
                     if self._is_first and self._n_planned > max(known, _REPLAN_WARNING):
                         told = some(min((differences(x, look) for x in reversed(self._looks)), key=len))
                         warnings.warn(
@@ -222,7 +224,10 @@ class ParallelFunction:
             return agreed.first_says(asked, self._name, lambda: account(lowered(step).compile()))
 
         def again(less: float) -> LoweredStep:
-            return self._make(call, replace(config, memory_limit=less), tells_smallest=False)
+            known = len(self._plans)
+            step = self._planned(call, replace(config, memory_limit=less), tells_smallest=False)
+            self._n_again += len(self._plans) - known
+            return step
 
         with self._lock:
             if entry.is_checked:  # by another thread
@@ -234,8 +239,11 @@ class ParallelFunction:
                 tell(fitted, limit, stacklevel=3)
         return fitted.step
 
+    def _make(self, call: Call) -> LoweredStep:
+        return self._planned(call, self._config)
+
     @without_collecting()
-    def _make(self, call: Call, config: AutoParallelConfig, tells_smallest: bool = True) -> LoweredStep:
+    def _planned(self, call: Call, config: AutoParallelConfig, tells_smallest: bool = True) -> LoweredStep:
         """A plan for a call, lowered. ``tells_smallest``: whether an error names the smallest limit."""
         dynamic, kwargs = call.dynamic, call.kwargs
         asked = None if self._is_alone else processes.request(agreed.members(self._asked_places))
