@@ -266,12 +266,12 @@ def case_over(needed: int) -> Any:
     told = iter([1.1 * limit, limit])
     front.account = lambda _: int(next(told)) if jax.process_index() == 0 else needed
     try:
+        # One process alone may lower it: what is shared is not planned anew for that.
+        alone = fitted.lower(w, x).compile() if jax.process_index() == 2 else None
         result = fitted(np.full(w.shape, 0.01, np.float32), np.ones(x.shape, np.float32))
     finally:
         front.account = measured
     plan = fitted.plan(w, x)
-    # One process alone may lower it: what is shared is not planned anew for that.
-    alone = fitted.lower(w, x).compile() if jax.process_index() == 2 else None
     finite = all(np.isfinite(s.data).all() for s in result.addressable_shards)
     return plan.memory_per_device < first, json.dumps(plan.to_json()["signatures"]), finite, alone is not None
 
