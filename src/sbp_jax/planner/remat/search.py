@@ -343,7 +343,7 @@ class _Choice:
         plan, (_, asked, _) = self.tried[self.cheapest], self.programs[self.cheapest]
         request = self.request
         early = _EARLY if plan.optimality_gap > _FINE else _EARLIER
-        is_early = request.remat and request.budget.part < early and not asked.start_gap
+        is_early = request.remat and request.budget.part < early
         is_searched = asked.thorough or not (request.thorough or is_early)
         is_proven = request.budget.closes(plan.objective, plan.bound, request.gap)
         if not (is_searched or request.hides or is_proven or self.is_over):
