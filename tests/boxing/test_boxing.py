@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,15 @@ def test_one_collective_over_two_axes_where_it_is_cheaper() -> None:
     route = boxing.route("P, P", "B, B", place((2, 4)), (64, 64))
     assert route.collectives == ("all_reduce",)
     assert route.bytes == pytest.approx(2 * 7 / 8 * 64 * 64 * 4)
+
+
+@pytest.mark.parametrize("dst", ["S(0), S(1), B", "S(0), S(0), S(1)", "S(1), B, S(1)"])
+def test_a_piece_of_a_piece_is_cut_at_once(dst: str) -> None:
+    """What one cut leaves for the next would be written to memory."""
+    route, before, after, text = redistribute("B, B, B", dst, (2, 2, 2))
+    assert len(route.steps) > 1
+    np.testing.assert_array_equal(after, before)
+    assert len(re.findall(r" dynamic-slice\(", text or "")) == 1
 
 
 def test_changing_the_outer_of_two_splits_keeps_the_order() -> None:

@@ -53,8 +53,13 @@ def execute(steps: Sequence[Step], x: Any, axis_names: Sequence[str], shape: Seq
     if x.dtype == np.bool_ and any(c == partial_sum for step in steps for c in step.dst):
         # On the way, one term is the value and the others are zeros. A sum of bools would be an int32.
         return execute(steps, x.astype(np.uint8), axis_names, shape).astype(np.bool_)
-    for step in steps:
-        x = _STEPS[step.kind](_Move(step, tuple(axis_names), tuple(shape)), x)
+    moves = [_Move(step, tuple(axis_names), tuple(shape)) for step in steps]
+    for is_cut, each in itertools.groupby(moves, lambda m: m.cuts_evenly):
+        if is_cut:
+            x = _cut(list(each), x)
+            continue
+        for m in each:
+            x = _STEPS[m.step.kind](m, x)
     return x
 
 
@@ -86,6 +91,11 @@ class _Move:
     def target(self) -> Any:
         return self.step.dst[self.step.axes[0]]
 
+    @property
+    def cuts_evenly(self) -> bool:
+        """Whether each device keeps one of pieces that have one length."""
+        return self.step.kind == "slice" and (self.size == 1 or self.blocks(self.target.dim) is None)
+
     def index(self) -> Any:
         """This device's rank in the group, outermost axis first."""
         index: Any = 0
@@ -98,15 +108,20 @@ class _Move:
         return blocks(self.shape, self.step.src, dim, self.step.axes[0], self.axis_names)
 
 
+def _cut(moves: Sequence[_Move], x: Any) -> Any:
+    """A piece of a piece, all of one length, cut at once: XLA would write what one cut leaves for the next."""
+    shape, start = list(x.shape), [jnp.int32(0)] * x.ndim
+    for m in moves:
+        if m.size > 1:  # else an axis of one device: nothing to cut, nothing to reduce
+            dim = m.target.dim
+            shape[dim] //= m.size
+            start[dim] = start[dim] + m.index() * shape[dim]
+    return x if shape == list(x.shape) else lax.dynamic_slice(x, start, shape)
+
+
 def _slice(m: _Move, x: Any) -> Any:
-    if m.size == 1:  # an axis of one device: nothing to cut, nothing to reduce
-        return x
-    dim = m.target.dim
-    uneven = m.blocks(dim)
-    if uneven is not None:
-        return uneven.cut(x, m.index())
-    piece = x.shape[dim] // m.size
-    return lax.dynamic_slice_in_dim(x, m.index() * piece, piece, dim)
+    uneven = m.blocks(m.target.dim)
+    return _cut([m], x) if uneven is None else uneven.cut(x, m.index())
 
 
 def _to_partial(m: _Move, x: Any) -> Any:

@@ -1,5 +1,7 @@
 """jaxpr -> logical graph."""
 
+from .barriers import Barriers as Barriers
+from .barriers import barriers as barriers
 from .build import build as build
 from .build import handled as handled
 from .build import writer as writer
@@ -22,7 +24,6 @@ from .nested import is_planned_here as is_planned_here
 from .nested import planned_here as planned_here
 from .order import Early as Early
 from .order import Wait as Wait
-from .order import held_back as held_back
 from .order import waits as waits
 from .pause import without_collecting as without_collecting
 from .pin import pin as pin

@@ -130,21 +130,6 @@ def waits(
     return found
 
 
-def held_back(graph: Graph, is_free: IsFree = lambda _: False) -> frozenset[tuple[int, int]]:
-    """What is in memory for an op because the op waits for other results together with it: the ids of values, the
-    indices of ops, those in bodies too. For results that would hold more than they take, whatever their signatures.
-    """
-    found: set[tuple[int, int]] = set()
-    waiting = waits(graph, is_free)
-    size = {x.id: x.size_bytes for op in graph.ops for x in op.reads} if waiting else {}
-    for k, op in enumerate(graph.ops):
-        if isinstance(op, Structured):
-            found.update(*(held_back(body, is_free) for body in op.bodies))
-        elif k in waiting and any(sum(size[i] for i in e.holds) > e.value.size_bytes for e in waiting[k].results):
-            found.add((waiting[k].through.id, op.index))
-    return frozenset(found)
-
-
 def _aside(op: Op, held: set[int], behind: Mapping[int, frozenset[int]], products: set[int]) -> Value | None:
     """The operand that is to come with the results that an op waits for, where the op is no kernel of its own.
 

@@ -19,10 +19,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...rules import Factors
-from ...trace import Op, Program, Value, held_back
+from ...trace import Barriers, Op, Program, Value, barriers, late_reads
 from ..graph.fusion import pointwise
 from .boundaries import hold_invariants, join_in_place, spans
 from .duplicates import read_once
+from .fused import merge_scatters, name_apart
 from .kernels import (
     ALIASES,
     BRANCHES,
@@ -33,7 +34,6 @@ from .kernels import (
     MOVES,
     OF_LIBRARIES,
     REDUCTIONS,
-    RENAMES,
     REPEATED,
     comes_back,
     concatenates_rows,
@@ -41,15 +41,14 @@ from .kernels import (
     is_cheap,
     is_gpu,
     is_reshaped,
-    moves_dims,
     reads_more,
 )
 from .lifetime import Lifetime
 from .places import Place, lodge
-from .replaced import copied_arguments, hold_copies
+from .replaced import hold_copies
 from .scratch import LAPACK, Around, Form, Scratch, has_batch_dims, reorders, scratch, turns, wanted_form
 from .softmax import hold_softmax
-from .widening import is_widened, widened
+from .widening import is_turned_once, widened
 from .zeros import Zeros, shared_zeros
 
 # Who asks for the elements of a kernel's own result.
@@ -102,15 +101,14 @@ class _Walk:
         self.cheap = [
             is_cheap(op, self.maker) or (self.on_gpu and fuses) for op, fuses in zip(nodes, self.fusible, strict=True)
         ]
-        self._rename()
+        name_apart(program, self.fusible, self.alias, self.readers, device)
+        self.scattered = merge_scatters(program, self.fusible) if device == "cpu" else set()
         self.replacing = {program.output_ops[o].index for _, o in program.donated}
         self.homes = {op.index for op in program.output_ops}
         # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
-        self.when: list[int] = []
         self.when = self._schedule()
-        held = held_back(program.graph, lambda op: bool(op.outs) and op.outs[0].id in free) if device == "cpu" else ()
-        self.held: Collection[tuple[int, int]] = held
-        self.wide = widened(program, device, self.when, self.spans, self.readers)
+        self.held = barriers(program, free) if device == "cpu" else Barriers()
+        self.wide = widened(program, device, self.when, self.spans, self.readers, self.held.passed)
         self.latest, self.earliest = list(self.when), list(self.when)
         self.repeats = [False] * (self.end + 1)
         self.again = [-1] * (self.end + 1)  # the last kernel that computes it again
@@ -122,28 +120,6 @@ class _Walk:
         self.forms: dict[int, Counter[Form | None]] = {}  # by value: in which its readers want it
         self.found: dict[int, Lifetime] = {}
         self.places: list[Place] = []
-
-    def _rename(self) -> None:
-        """What a kernel computes for a reshape alone, it writes in the reshape's form: that is no other name then.
-
-        A transposition for the caller is a copy of its own where there are several results (measured): kernels keep to
-        the order of what they read, in a layout in which the transposition is none, and XLA copies that at its end.
-        """
-        outputs = {op.index for op in self.program.output_ops}
-        for op in self.program.nodes:
-            x = op.ins[0] if op.ins else None
-            if not isinstance(x, Value) or op.primitive is None:
-                continue
-            k = self.maker[x.id].index
-            fused = self.fusible[k] and not self.alias[k] and self.program.nodes[k].primitive is not None
-            fused = fused or is_widened(self.program.nodes[k], self.device)
-            if op.name in RENAMES:
-                if fused and len(self.readers[x.id]) == 1:
-                    self.alias[op.index] = False
-            elif op.name == "transpose" and fused and self.program.nodes[k].name not in MOVES and moves_dims(op):
-                users = self.readers.get(op.outs[0].id, ())
-                if len(outputs) > 1 and users and all([user.index in outputs for user, _ in users]):
-                    self.fusible[op.index] = False
 
     def _schedule(self) -> list[int]:
         """In program order, but updates in place of donated arguments as soon as they can: they free what they read.
@@ -188,7 +164,7 @@ class _Walk:
             life.made, life.whole, life.kept, life.resident = 0, 0, self.end, True
             life.last = max(life.last, life.first)
         if self.device == "cpu":
-            copied = copied_arguments(program, self._is_kept, lambda op: self.repeats[op.index], self.free)
+            copied = late_reads(program, self._is_kept, lambda op: self.repeats[op.index], self.held.together)
             hold_copies(copied, self.found, self.maker, lambda op: op.index in self.homes or self.updates[op.index])
             hold_invariants(program.graph, self.found, self.spans)
         join_in_place(program.graph, self.found, self.spans, self.readers)
@@ -209,7 +185,7 @@ class _Walk:
                 op = maker[op.reads[0].id]
             alone = len(self.readers.get(x.id, ())) == 1
             made_for_it = self.fusible[op.index] and (alone or self.repeats[op.index])
-            is_held = (x.id, user.index) in self.held
+            is_held = (x.id, user.index) in self.held.aside
             return is_held or (not made_for_it and op.name not in LAPACK)
 
         def is_computed(x: Value, op: Op, k: int) -> bool:
@@ -253,7 +229,8 @@ class _Walk:
             self.indexed[at], self.often[at] = {at: _ITSELF}, {at: 1}
         first, last, home = self.end + 1, start, False
         wide = bool(readers) and at in self.wide.products  # its conversion is what readers compute again
-        kept = start - 1 if readers and (repeats or wide) else start
+        apart = repeats or (wide and v.id not in self.held.written and not is_turned_once(v, self.readers))
+        kept = start - 1 if readers and apart else start
         reads: dict[int, tuple[int, int]] = {}
         for (t, until, fuses, by_name), (user, _) in zip(found, readers, strict=True):
             reads[user.index] = t, until
@@ -268,7 +245,7 @@ class _Walk:
                     kept = max(kept, until)
                 elif by_name.kept >= by_name.made:
                     kept = max(kept, by_name.kept)
-            if until > kept and not (fuses and (repeats or wide)):
+            if until > kept and not (fuses and apart):
                 kept = until
             home = home or user.index in self.homes
         self.repeats[at] |= repeats
@@ -284,11 +261,13 @@ class _Walk:
                 start = whole = t
                 self.again[at] = max(self.again[at], start)
         if wide:
-            until = max([until for _, until, fuses, _ in found if fuses], default=start)
+            until = max([until for _, until, fuses, _ in found if fuses and apart], default=start)
             sizes = [math.prod(x.shape) for x in self.program.nodes[until].reads]
             if until > start and until in self.wide.products and math.prod(v.shape) in sizes:
                 until -= 1  # that operand's conversion is written over it
-            self.wide.scratch.setdefault(at, []).append(Scratch("out", 0, 2.0 * v.size_bytes, span=(start, until)))
+            for k, span in enumerate([(start, start), (start + 1, until)][: 1 + (until > start)]):
+                made = Scratch("out", 0, 2.0 * v.size_bytes, span=span, after=k == 1)
+                self.wide.scratch.setdefault(at, []).append(made)
         for user, _ in self.program.consumers().get(v.id, ()):
             if user.index not in reads:  # a duplicate: it is there when the first is
                 twin = self.maker[self.duplicates[user.outs[0].id]]
@@ -329,7 +308,7 @@ class _Walk:
         What several readers want in one form is made once for all of them. What comes with results that are waited for
         (``trace/order.py``) is in memory as it is.
         """
-        if self.device != "cpu" or not self.fusible[self.maker[v.id].index] or (v.id, user.index) in self.held:
+        if self.device != "cpu" or not self.fusible[self.maker[v.id].index] or (v.id, user.index) in self.held.aside:
             return False
         readers = self.readers.get(v.id, ())
         if len(readers) == 1:
@@ -348,8 +327,9 @@ class _Walk:
                 return (begin - 1, begin - 1, False, None) if k == 0 else (final, final - 1, False, None)
             if user.name == "sbp.join":
                 return final, final - 1, False, None
-            if user.name == "sbp.stack":
-                return start, start, True, None
+            then = start if user.name == "sbp.stack" else self.wide.before.get((v.id, at))
+            if then is not None:
+                return then, then, True, None
             return begin, final, False, None
         if self.alias[at] and user.outs and k == 0:  # Nothing is fused across a barrier.
             return self.earliest[at], self.latest[at], user.name != "sbp.barrier", self.found[user.outs[0].id]
@@ -358,7 +338,7 @@ class _Walk:
             return self.earliest[at], self.latest[at], inside or not self.absorbed[at], None
         when = self.when[at]
         if (made := self.wide.converted_at(v, user, k)) is not None:
-            return made, made, True, None
+            return made, made, v.id not in self.held.written, None  # what is in memory for one is for all
         if self.device == "cpu" and user.name in REDUCTIONS:
             return when, when, inside, None
         if self._is_made_for(v, user, k):  # and what that is made of is gone when the others are put in form
@@ -389,7 +369,11 @@ class _Walk:
         if at in self.claimed or not op.outs or op.index in self.spans:
             return False
         result = op.outs[0]
-        if result.shape != v.shape or result.itemsize != v.itemsize or not (self.fusible[at] or op.name in IN_PLACE):
+        if (
+            result.shape != v.shape
+            or result.itemsize != v.itemsize
+            or not (self.fusible[at] or op.name in IN_PLACE or at in self.scattered)
+        ):
             return False
         if self.fusible[at] and self._indexed(readers).get(at) != _ITSELF:
             return False

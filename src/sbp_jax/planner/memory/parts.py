@@ -61,11 +61,12 @@ class Parts:
                 return parts * np.array([self.model.pieces(c) for c in of]).reshape(parts.shape) > 1 + 1e-9
 
             smaller, larger = ~same & ~cut & (copy <= own), ~same & ~cut & (copy > own)
+            moved = smaller * (_rearranged(made, codes) | padded(made, own) | padded(codes, copy)) * own
             every = {
                 "same": same * own, "source of smaller": smaller * own, "source of larger": larger * own,
                 "smaller": smaller * copy, "larger": larger * copy, "more": ~same * copy,
                 "slice": cut * copy, "source of slice": cut * own,
-                "moved": smaller * (_rearranged(made, codes) | padded(made, own) | padded(codes, copy)) * own,
+                "moved": moved, "more moved": moved,
                 "gathered": larger * _outermost(made, codes) * copy,
                 "laid out": _outermost(made, codes, whole=False) * self._common(made, codes),
                 "padding": larger * padded(made, own) * copy,

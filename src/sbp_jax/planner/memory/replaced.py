@@ -3,25 +3,17 @@
 Which those are: ``trace/replaced.py``.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ...trace import LateReads, Op, Program, Value, joined, late_reads
+from ...trace import LateReads, Op, Value
 from .lifetime import Lifetime
-
-
-def copied_arguments(
-    program: Program, is_kept: Callable[[Op], bool], is_repeated: Callable[[Op], bool], free: Collection[int]
-) -> list[LateReads]:
-    """These arguments. ``is_kept`` and ``is_repeated`` as in ``late_reads``; ``free`` are values by id."""
-    together = joined(program, lambda op: bool(op.outs) and op.outs[0].id in free)
-    return late_reads(program, is_kept, is_repeated, together)
 
 
 def hold_copies(
     copied: Sequence[LateReads], found: Mapping[int, Lifetime], maker: Mapping[int, Op],
     is_update: Callable[[Op], bool],
 ) -> None:  # fmt: skip
-    """What takes memory of the copies of donated arguments (``copied_arguments``), told to the arguments' lifetimes.
+    """What takes memory of the copies of donated arguments (``late_reads``), told to the arguments' lifetimes.
 
     A copied argument's buffer is free until its replacement is written, so the next copy goes there, from the
     largest to the smallest: of weights of one shape, one buffer more is there in all. It is there until the buffer

@@ -24,6 +24,7 @@ class Scratch:
     ``early``: it is done with before the op's results are written. ``place``: a result of the program in whose buffer
     it is held as far as it fits (``Lifetime``). ``span``: the first and last node, where that is not the op alone.
     ``pairs``: it is of each pair of what is split, so that a piece of a half of it takes a quarter.
+    ``after``: a result that waits for its readers, unless it is partial: that is reduced at once.
     """
 
     side: str
@@ -33,6 +34,7 @@ class Scratch:
     place: Value | None = None
     span: tuple[int, int] | None = None
     pairs: bool = False
+    after: bool = False
 
 
 @dataclass(frozen=True, slots=True)

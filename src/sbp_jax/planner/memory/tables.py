@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...rules.widen import Code
+from ...rules.widen import B, Code
 from ...trace import Value
 from ..costs.assemble import Decisions
 from ..graph.clusters import OpCluster
@@ -40,7 +40,9 @@ class Table:
 
 # What hands values to a loop, as a whole or a slice in each of its steps.
 _OF_LOOPS = frozenset(("sbp.enter", "sbp.unstack"))
-_COPIES = frozenset(("slice", "smaller", "larger", "more", "moved", "gathered", "laid out", "padding"))
+_COPIES = frozenset(("slice", "smaller", "larger", "more", "moved", "more moved", "gathered", "laid out", "padding"))
+# What is boxed from what a hub has.
+_OF_HUBS = frozenset(("more", "more moved"))
 # What hangs on the signature in which a value is made and the one in which it is read (``parts.py``).
 _OF_TWO = _COPIES | {"same", "source of slice", "source of smaller", "source of larger"}
 # What of a value, its class, which of the values there, and the other end: its class or hub, which operand.
@@ -141,6 +143,8 @@ class Tables:
                 v = (op.ins if item.side == "in" else op.outs)[item.position]
                 codes = [cluster.codes(s, op)[item.side == "out"][item.position] for s in self.ways[group]]
                 parts = np.array([1.0 if c is None else self.model.share(v.shape, c) for c in codes])
+                if item.after:
+                    parts *= [c is None or min(c, default=B) >= B for c in codes]
                 held = item.size_bytes * parts ** (2 if item.pairs else 1)
                 self.tables[key] = Table("scratch of ", group, -1, np.where(held > room, held, 0.0), 1.0)
             self._add(key, group, -1, *(item.span or (at, at)), op.outs[0])
@@ -326,6 +330,8 @@ class Tables:
         for until, t, reader, at in sorted(found):
             start = max(min(t, before + 1), life.whole)
             self._add(("more", group, k, reader, at, hub), hub, reader, start, until, v, self._aside(v, start, until))
+            if start == max(t, life.whole):  # made for it, while what it is made from is there
+                self._add(("more moved", group, k, reader, at, hub), hub, reader, start, start, v)
             before = until if before == self.program_end else max(before, until)
 
     def _make(self, key: _Key, v: Value, a: int, b: int) -> Table | None:
@@ -353,11 +359,11 @@ class Tables:
             else:
                 held = own * (is_cut_alike(made, codes) == (what == "zeros"))
             return Table("" if what == "beyond" else "zeros of ", a, b, held, factor) if held.any() else None
-        of = self._of_two(key[1:6] if what == "more" else key[1:5], v)[what]
-        hub = self.hubs.get(key[5] if what == "more" else other)
+        from_hub = what in _OF_HUBS
+        of = self._of_two(key[1:6] if from_hub else key[1:5], v)[what]
+        hub = self.hubs.get(key[5] if from_hub else other)
         if hub is not None and hub.sets:  # a choice of the hub's is several signatures held at once
-            beyond = what == "more"
-            of = np.stack([of[list(x)].min(axis=0) for x in hub.sets]) if beyond else hub.by_choice(of)
+            of = np.stack([of[list(x)].min(axis=0) for x in hub.sets]) if from_hub else hub.by_choice(of)
         words = "boxed copies of " if what in _COPIES else ""
         return Table(words, a, b, of, factor)
 

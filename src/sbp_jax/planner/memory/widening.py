@@ -6,7 +6,7 @@ in its conversion, and what reads the result element by element converts it. A l
 stack of them whole, and stay that until the last loop that reads them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..._compat import multiplies_bfloat16
@@ -17,24 +17,33 @@ _NARROW = frozenset(("bfloat16", "float16"))
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 _INTO_LOOPS = frozenset(("sbp.enter", "sbp.unstack"))
 
-_Copy = tuple[int, object]  # of which value, in which order
+_Copy = tuple[int, int, object]  # of which value, after how many barriers, in which order
 
 
 @dataclass(slots=True)
 class Widening:
-    """``products``: those computed in float32, by index. ``converted``: when an operand's float32 copy is made, and
-    when it is last read, by value id and order of dims. ``scratch``: what operands take, by node.
+    """``products``: those computed in float32, by index. ``passed``: by value id when it goes through barriers; what is
+    read after one is converted anew. ``converted``: when an operand's float32 copy is made, and when it is last read.
+    ``before``: by value that loops read and node through which one
+    does, when it is converted, where the loop reads nothing else of it. ``scratch``: what operands take, by node.
     """
 
+    passed: Mapping[int, Sequence[float]]
     products: set[int] = field(default_factory=set)
     converted: dict[_Copy, tuple[int, int]] = field(default_factory=dict)
+    before: dict[tuple[int, int], int] = field(default_factory=dict)
     scratch: dict[int, list[Scratch]] = field(default_factory=dict)
 
     def converted_at(self, v: Value, op: Op, position: int) -> int | None:
         """When an operand is converted for a product; None where it is read as it is."""
         if op.index not in self.products or not is_narrow(v):
             return None
-        return self.converted[v.id, _order(op, position)][0]
+        return self.converted[self.copy_of(v, op, position)][0]
+
+    def copy_of(self, v: Value, op: Op, position: int) -> _Copy:
+        """The float32 copy of an operand that a product reads."""
+        barriers = sum([t < op.index for t in self.passed.get(v.id, ())])
+        return v.id, barriers, _order(op, position)
 
 
 def is_narrow(v: Value) -> bool:
@@ -44,24 +53,30 @@ def is_narrow(v: Value) -> bool:
 
 def widened(
     program: Program, device: str, when: Sequence[int], spans: Mapping[int, tuple[int, int]],
-    readers: Mapping[int, Sequence[tuple[Op, int]]],
+    readers: Mapping[int, Sequence[tuple[Op, int]]], passed: Mapping[int, Sequence[float]],
 ) -> Widening:  # fmt: skip
-    """What is computed in float32. ``when``: when each node runs; ``spans``: of a loop's boundary, the whole loop."""
-    found = Widening()
+    """What is computed in float32. ``when``: when each node runs; ``spans``: of a loop's boundary, the whole loop;
+    ``passed``: as in ``Widening``."""
+    found = Widening(passed)
     if device != "cpu":
         return found
     first: dict[_Copy, tuple[int, int]] = {}  # the first product that reads it, as which operand
     read: set[int] = set()
     for op in program.nodes:
+        if op.name.startswith("scatter") and is_narrow(op.outs[0]):
+            found.scratch.setdefault(op.index, []).append(Scratch("out", 0, 2.0 * op.outs[0].size_bytes))
         if is_widened(op, device):
             found.products.add(op.index)
             for k, x in enumerate(op.ins):
                 if isinstance(x, Value) and is_narrow(x):
-                    copy = x.id, _order(op, k)
+                    copy = found.copy_of(x, op, k)
                     read.add(x.id)
                     first.setdefault(copy, (op.index, k))
                     start, end = found.converted.get(copy, (when[op.index],) * 2)
                     found.converted[copy] = min(start, when[op.index]), max(end, when[op.index])
+    for op in reversed(program.nodes):  # a barrier is passed in float32, too
+        if op.name == "sbp.barrier" and op.outs[0].id in read:
+            read.update(x.id for x in op.reads)
     hoisted: set[int] = set()
     entered: set[int] = set()
     for op in program.nodes:
@@ -81,11 +96,38 @@ def widened(
         after = 0
         for (start, end), at in loops:  # each as it reads the stack, from the end of the one before
             x = program.nodes[at].ins[0]
-            if isinstance(x, Value) and x.shape and end >= after:
+            if not isinstance(x, Value) or not x.shape:
+                continue
+            if _is_multiplied(program.nodes[at].outs[0], found.products, readers):
+                found.before[x.id, at] = loops[0][0][0]
+            if end >= after:
                 span = after or start, end
                 found.scratch.setdefault(at, []).append(Scratch("in", 0, 2.0 * x.size_bytes, span=span))
                 after = end + 1
     return found
+
+
+def _is_multiplied(v: Value, products: Collection[int], readers: Mapping[int, Sequence[tuple[Op, int]]]) -> bool:
+    """Whether products alone read a value, whatever barriers it comes through."""
+    return all([
+        op.index in products or (op.name == "sbp.barrier" and _is_multiplied(op.outs[0], products, readers))
+        for op, _ in readers.get(v.id, ())
+    ])  # fmt: skip
+
+
+def is_turned_once(v: Value, readers: Mapping[int, Sequence[tuple[Op, int]]]) -> bool:
+    """Whether a product's result is turned for several readers, as a gradient is: it is converted back for all of them.
+
+    Others read it in float32 (XLA drops the two conversions where they are next to each other).
+    """
+    is_turned = False
+    while len(users := readers.get(v.id, ())) == 1:
+        op = users[0][0]
+        if op.name not in ("transpose", "convert_element_type"):
+            return False
+        is_turned = is_turned or op.name == "transpose"
+        v = op.outs[0]
+    return is_turned and len(users) > 1
 
 
 def is_widened(op: Op, device: str) -> bool:

@@ -41,7 +41,7 @@ def shared_zeros(graph: Graph, maker: Mapping[int, Op]) -> list[Zeros]:
             found += shared_zeros(body, maker)
         if op.kind not in ("scan", "while"):
             continue
-        sums = {_type(c.outs[0]): c.outs[0] for c in op.roles["carry"] if _is_zero(c.ins[0], maker)}
+        sums = {_type(c.outs[0]): c.outs[0] for c in op.roles["carry"] if is_zero(c.ins[0], maker)}
         found += [Zeros(latest_sums[key], v) for key, v in sums.items() if v.shape and key in latest_sums]
         latest_sums |= sums
         for key, new in _collected(op, maker).items():
@@ -77,7 +77,7 @@ def _named(x: Value, maker: Mapping[int, Op]) -> Value:
     return x
 
 
-def _is_zero(x: Atom, maker: Mapping[int, Op]) -> bool:
+def is_zero(x: Atom, maker: Mapping[int, Op]) -> bool:
     """Whether a value is zeros, by the op that makes it."""
     while isinstance(x, Value) and maker[x.id].name in REPEATING:
         x = maker[x.id].ins[0]
