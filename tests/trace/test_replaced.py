@@ -129,3 +129,30 @@ def test_what_is_returned_too_is_no_update_and_runs_where_it_was() -> None:
     assert not arranged(program, is_free).replacements
     program.donated = []
     assert arranged(program, is_free).graph.ops == program.graph.ops and joined(program, is_free) == {}
+
+
+def test_what_is_made_of_a_gradient_in_part_waits_for_the_rest() -> None:
+    """A table that is looked up and, turned, the head: the head's gradient is in memory early, what is made of it alone
+    is not. What is made before the ops that wait for the gradient would be read past their barrier."""
+
+    def step(table, ws, rows):
+        def loss(table, ws):
+            h = table[rows]
+            for w in ws:
+                h = jnp.tanh(h @ w)
+            return jnp.mean((h @ table.T) ** 2)
+
+        g = jax.grad(loss, (0, 1))(table, ws)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, (table, ws), g)
+
+    program = traced(step, f32(307, 64), [f32(64, 64)] * 2, jax.ShapeDtypeStruct((1024,), jnp.int32))
+    program.donated = [(i, i) for i in range(3)]
+    ops = arranged(program, is_free).graph.ops
+    at = {v.id: k for k, op in enumerate(ops) for v in op.results}
+    (total,) = [op for op in ops if op.name == "add_any" and op.outs[0].shape == (307, 64)]
+    parts = [at[x.id] for x in total.reads]
+    made_alone = [op for op in program.graph.ops if op.name == "transpose" and op.outs[0].shape == (307, 64)]
+    assert made_alone and max(parts) < at[total.outs[0].id]
+    assert all(at[op.outs[0].id] > min(parts) or op.outs[0] in total.reads for op in made_alone)
+    scatter = next(k for k, op in enumerate(ops) if op.name == "scatter-add")
+    assert at[made_alone[-1].outs[0].id] > scatter

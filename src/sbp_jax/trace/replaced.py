@@ -130,14 +130,26 @@ def arranged(program: Program, is_free: Holds) -> Arranged:
     graph, is_update = program.graph, _updates(program)
     passed = {v.id: k for k, values in together.items() for v in values}
     there = {v.id: k for k, op in enumerate(graph.ops) if not is_update[k] for v in op.results} | passed
-    early: dict[int, list[Op | Structured]] = {}
+    runs: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    replaced = {new.id for _, new in _pairs(program) if isinstance(new, Value)}
     made: set[int] = set()
     for k, op in enumerate(graph.ops):
         if is_update[k]:
-            at = max([there.get(x.id, -1) for x in op.reads], default=-1)
+            at = runs[k] = max([there.get(x.id, -1) for x in op.reads], default=-1)
             there.update((v.id, max(at, passed.get(v.id, at))) for v in op.results)
-            early.setdefault(at, []).append(op)
             made.update(v.id for v in op.results if at >= 0 and v.shape)
+            for x in op.reads:
+                readers.setdefault(x.id, []).append(k)
+    for k in sorted(runs, reverse=True):
+        op = graph.ops[k]
+        users = [u for v in op.results for u in readers.get(v.id, ())]
+        is_wanted = any(v.id in replaced or v.id in passed for v in op.results)
+        if runs[k] >= 0 and users and not is_wanted and len({x.id for x in op.reads}) == 1:
+            runs[k] = max(runs[k], min(runs[u] for u in users))  # what waits for a gradient's first part may come before
+    early: dict[int, list[Op | Structured]] = {}
+    for k, at in runs.items():
+        early.setdefault(at, []).append(graph.ops[k])
     ops = early.get(-1, [])
     after: dict[int, tuple[Value, ...]] = {}
     for k, op in enumerate(graph.ops):
@@ -146,8 +158,7 @@ def arranged(program: Program, is_free: Holds) -> Arranged:
             if k in together:
                 after[len(ops) - 1] = together[k]
             ops += early.get(k, ())
-    replacements = made & {new.id for _, new in _pairs(program) if isinstance(new, Value)}
-    return Arranged(Graph(graph.inputs, graph.outputs, ops, graph.times), after, frozenset(replacements))
+    return Arranged(Graph(graph.inputs, graph.outputs, ops, graph.times), after, frozenset(made & replaced))
 
 
 def _updates(program: Program) -> list[bool]:

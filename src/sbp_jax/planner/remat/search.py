@@ -53,8 +53,8 @@ _PROVEN = "; the gap is proven over the mixes that a plan was found for"
 _LOOK_SECONDS = 10.0
 # Arguments are read anew where a plan fits anyway if that frees this part of the limit, and promises this part of the
 # step, reading twice not counted (13 searches of the zoo under a limit: 6.1 to 24 % were promised where 5 to 8 % were
-# saved, 0 to 2.4 % where nothing was).
-_WORTH, _WORTH_OF_STEP = 0.02, 0.03
+# saved, 0 to 2.4 % where nothing was). Or where the first plan leaves such a gap: it says little of what would fit then.
+_WORTH, _WORTH_OF_STEP, _OPEN = 0.02, 0.03, 0.1
 
 
 def plan_to_fit(program: Program, request: Request, name: str = "function") -> PlanData:
@@ -85,7 +85,8 @@ def _within(limit: float, program: Program, request: Request, name: str) -> Plan
         if choice.tried:
             return choice.deepened()
         raise choice.refusal
-    free = held or make_plan(program, replace(_part(request, 1.0), memory_limit_bytes=None), name)
+    known = held if held is not None and held.optimality_gap <= _OPEN else None
+    free = known or make_plan(program, replace(_part(request, 1.0), memory_limit_bytes=None), name)
     if held is None and free.memory_per_device <= limit:
         return free
     return choice.best(free)
@@ -234,10 +235,11 @@ class _Choice:
 
         Prices at all points count: which of several peaks alike has the price says little (docs/decisions/0008).
         """
-        if not self.frees_much(freed):
-            return False
-        saved = freed * self.tried[0].statistics.get("seconds_per_byte", 0.0)
-        return self.request.thorough or saved > _WORTH_OF_STEP * self.tried[0].objective
+        first = self.tried[0]
+        if first.optimality_gap > _OPEN:
+            return True
+        saved = freed * first.statistics.get("seconds_per_byte", 0.0)
+        return self.frees_much(freed) and (self.request.thorough or saved > _WORTH_OF_STEP * first.objective)
 
     def climb(
         self, base: PlanData, turn: Turn, ladder: Ladder, held: Held, none_again: Callable[[], Outcome]
