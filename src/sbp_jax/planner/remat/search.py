@@ -191,7 +191,7 @@ class _Choice:
             self.climb(base, turn, ladder, held, none_again)
             if not self.tried:
                 none_again()
-        elif not self.tried or self.is_worth(self.freed(turn, self.tried[0], model)):  # the first plan holds all
+        elif not self.tried or self.is_worth(max(self.freed(turn, p, model) for p in (base, self.tried[0]))):
             self.mix(turn, (), 0.0, base.memory_per_device)
         if not self.tried:
             self.look_for_smallest()
@@ -235,11 +235,10 @@ class _Choice:
 
         Prices at all points count: which of several peaks alike has the price says little (docs/decisions/0008).
         """
-        first = self.tried[0]
-        if first.optimality_gap > _OPEN:
-            return True
+        first = self.tried[0]  # it holds all
         saved = freed * first.statistics.get("seconds_per_byte", 0.0)
-        return self.frees_much(freed) and (self.request.thorough or saved > _WORTH_OF_STEP * first.objective)
+        is_open = self.request.thorough or first.optimality_gap > _OPEN
+        return self.frees_much(freed) and (is_open or saved > _WORTH_OF_STEP * first.objective)
 
     def climb(
         self, base: PlanData, turn: Turn, ladder: Ladder, held: Held, none_again: Callable[[], Outcome]
