@@ -146,7 +146,7 @@ def arranged(program: Program, is_free: Holds) -> Arranged:
         users = [u for v in op.results for u in readers.get(v.id, ())]
         is_wanted = any(v.id in replaced or v.id in passed for v in op.results)
         if runs[k] >= 0 and users and not is_wanted and len({x.id for x in op.reads}) == 1:
-            runs[k] = max(runs[k], min(runs[u] for u in users))  # what waits for a gradient's first part may come before
+            runs[k] = max(runs[k], min(runs[u] for u in users))  # what waits for a part of a gradient may come before
     early: dict[int, list[Op | Structured]] = {}
     for k, at in runs.items():
         early.setdefault(at, []).append(graph.ops[k])

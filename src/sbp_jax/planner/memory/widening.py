@@ -2,8 +2,9 @@
 
 Operands are converted, each once for all products that read it, and the result is float32 until it is read (measured,
 jaxlib 0.10.2; XLA: ``ChangeOpDataType``, ``FloatNormalization``). What makes an operand element by element is computed
-in its conversion, and what reads the result element by element converts it. A loop's weights are converted before it, a
-stack of them whole, and stay that until the last loop that reads them.
+in its conversion, and what reads the result element by element converts it; what a barrier holds is in memory as it
+is. A loop's operands are converted before it, a stack of them whole, and stay that until the last loop that reads them.
+Scatters are computed in float32, too.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,8 +25,8 @@ _Copy = tuple[int, int, object]  # of which value, after how many barriers, in w
 class Widening:
     """``products``: those computed in float32, by index. ``passed``: by value id when it goes through barriers; what is
     read after one is converted anew. ``converted``: when an operand's float32 copy is made, and when it is last read.
-    ``before``: by value that loops read and node through which one
-    does, when it is converted, where the loop reads nothing else of it. ``scratch``: what operands take, by node.
+    ``before``: when a loop's operand is converted, by the value and the node through which the loop reads it, where the
+    loop only multiplies it. ``scratch``: what operands take, by node.
     """
 
     passed: Mapping[int, Sequence[float]]

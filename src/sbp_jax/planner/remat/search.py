@@ -53,7 +53,7 @@ _PROVEN = "; the gap is proven over the mixes that a plan was found for"
 _LOOK_SECONDS = 10.0
 # Arguments are read anew where a plan fits anyway if that frees this part of the limit, and promises this part of the
 # step, reading twice not counted (13 searches of the zoo under a limit: 6.1 to 24 % were promised where 5 to 8 % were
-# saved, 0 to 2.4 % where nothing was). Or where the first plan leaves such a gap: it says little of what would fit then.
+# saved, 0 to 2.4 % where nothing was). Or where the first plan leaves such a gap: it says little of what may fit.
 _WORTH, _WORTH_OF_STEP, _OPEN = 0.02, 0.03, 0.1
 
 
