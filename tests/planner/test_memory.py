@@ -394,6 +394,7 @@ def _contrasted(p, x, y):
 
 _LAYER = {"x": f32(128, 128), "h": f32(128, 128), "z": f32(128, 128)}
 _PLACES = jax.ShapeDtypeStruct((32, 16, 128), jnp.int32)
+_ROWS = jax.ShapeDtypeStruct((4096,), jnp.int32)
 _GROUPS = {"in": f32(8, 64, 256), "out": f32(8, 256, 64)}
 _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f32(256, 16)}
 
@@ -445,6 +446,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (_loss_of_classes, [bf16(64, 2048), bf16(256, 64), jax.ShapeDtypeStruct((256,), jnp.int32)]),
         (_checkpointed_scan, [f32(6, 256, 256), bf16(64, 256)]),
         (_checkpointed_scan, [bf16(6, 256, 256), bf16(256, 256)]),
+        (lambda t, i, u: (jnp.sum(t[i] * u, -1), jnp.tanh(t[i])), [f32(512, 64), _ROWS, f32(4096, 64)]),
         (_looked_up, [bf16(4096, 64), bf16(64, 64), jax.ShapeDtypeStruct((256,), jnp.int32)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution",
@@ -454,7 +456,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
          "rectified", "gated", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
          "before a loop", "accepted steps", "categorical", "outer product", "halves", "biased, checkpointed",
          "bfloat16, clipped", "bfloat16, few examples", "bfloat16, classes", "bfloat16, checkpointed scan",
-         "bfloat16 matrices, checkpointed scan", "bfloat16, looked up"],
+         "bfloat16 matrices, checkpointed scan", "rows that a sum reads", "bfloat16, looked up"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

@@ -1,9 +1,9 @@
 """Where XLA's kernels are others than the ops' names say: what is no other name, what an op is merged into."""
 
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 
 from ...trace import Op, Program, Value
-from .kernels import MOVES, RENAMES, moves_dims
+from .kernels import MOVES, RENAMES, is_of_library, moves_dims
 from .widening import is_widened
 from .zeros import is_zero
 
@@ -54,3 +54,17 @@ def merge_scatters(program: Program, fusible: MutableSequence[bool]) -> set[int]
             found.add(total.index)
             fusible[op.index], fusible[total.index] = True, False
     return found
+
+
+def gathers_copied(
+    program: Program, readers: Mapping[int, Sequence[tuple[Op, int]]], absorbed: Sequence[bool]
+) -> Iterator[tuple[Op, Op]]:
+    """Gathers of rows, each with what reads it in a reduction of a library: that reads a copy, if something else reads
+    the rows, too (measured on CPUs). ``absorbed``: by op, whether a library computes it in a reduction.
+
+    XLA gathers with all dims of a row, and what puts those in the order that is wanted is fused into other kernels.
+    """
+    for op in program.nodes:
+        if op.name == "gather" and op.params["dimension_numbers"].offset_dims:
+            users = readers.get(op.outs[0].id, ())
+            yield from ((op, u) for u, _ in users if len(users) > 1 and (absorbed[u.index] or is_of_library(u)))

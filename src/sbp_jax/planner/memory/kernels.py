@@ -158,3 +158,8 @@ def in_reductions(program: Program, readers: Mapping[int, Sequence[tuple[Op, int
             (user,) = users
             found[op.index] = found[user.index] or user.name in _OF_LIBRARY
     return found
+
+
+def is_of_library(op: Op) -> bool:
+    """Whether it is a reduction that a library does (on CPUs)."""
+    return op.name in _OF_LIBRARY and op.outs[0].dtype_name in _FLOATS

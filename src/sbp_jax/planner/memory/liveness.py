@@ -23,7 +23,7 @@ from ...trace import Barriers, Op, Program, Value, barriers, late_reads
 from ..graph.fusion import pointwise
 from .boundaries import hold_invariants, join_in_place, spans
 from .duplicates import read_once
-from .fused import merge_scatters, name_apart
+from .fused import gathers_copied, merge_scatters, name_apart
 from .kernels import (
     ALIASES,
     BRANCHES,
@@ -199,6 +199,9 @@ class _Walk:
             if work := work + self.wide.scratch.get(op.index, []):
                 self.scratch[op.index] = work
         if self.device == "cpu":
+            for op, user in gathers_copied(self.program, self.readers, self.absorbed):
+                span = (self.earliest[user.index],) * 2
+                self.scratch.setdefault(op.index, []).append(Scratch("out", 0, float(op.outs[0].size_bytes), span=span))
             hold_softmax(self.program, self.readers, self.free, self.found, self.scratch)
 
     def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Lifetime:
