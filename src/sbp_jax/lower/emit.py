@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -24,8 +23,8 @@ from ..rules import Local, is_padded, lookup, mask_reduced, whole
 from ..rules.widen import B, Code, signature_of, strategies
 from ..signature import Partial, Signature, Split, broadcast
 from ..trace import Atom, Early, Expanded, Graph, Lit, Op, Program, Structured, Value, Wait, arranged, expanded, waits
-
-Scope = dict[int, dict[Signature, Any]]
+from .control import CONTROL, Scope
+from .turns import Turns, loops_that_talk
 
 
 def local_function(program: Program, plan: PlanData) -> Callable[..., list[Any]]:
@@ -49,10 +48,13 @@ class Emitter:
     """Walks a program; ``gspmd.py`` overrides where a value is kept and how an op or a boxing is run.
 
     ``local`` tells an op where its piece lies. ``is_whole``: whether what it writes is one step, not to be cut.
+    ``takes_turns``: whether loops and collectives beside them do (``turns.py``).
     """
 
     local: Callable[..., Local] = Local
     is_whole = True
+    takes_turns = False
+    turns = Turns(())
     replacements: Collection[int] = ()  # values that are written over donated arguments early
 
     def __init__(self, program: Program, plan: PlanData) -> None:
@@ -63,13 +65,21 @@ class Emitter:
         for b in plan.boxing_list:
             self.boxed.setdefault(b.value_id, []).append(b)
         self.producer = {v.id: op for op in program.nodes for v in op.outs}
+        self.takes_turns = plan.placement.type == "cpu"
 
     def run(self, *arguments: Any) -> list[Any]:
         scope: Scope = {}
         for op, x in zip(self.program.input_ops, arguments, strict=True):
             self.define(scope, op.outs[0], self.outs(op)[0], x)
+        before, self.turns = self.turns, self.turns_in(self.program.graph)
         self.graph(self.program.graph, scope)
-        return [self.read(scope, op.ins[0], self.ins(op)[0]) for op in self.program.output_ops]
+        results = [self.read(scope, op.ins[0], self.ins(op)[0]) for op in self.program.output_ops]
+        results, self.turns = self.turns.settle(results), before
+        return results
+
+    def turns_in(self, graph: Graph) -> Turns:
+        """Of a graph's loops and the collectives beside them."""
+        return Turns(loops_that_talk(graph, self.boxed) if self.takes_turns else ())
 
     def ins(self, op: Op) -> Sequence[Signature]:
         return self.decide(op)[0]
@@ -115,7 +125,9 @@ class Emitter:
 
     def box(self, planned: Boxing, x: Any) -> Any:
         """This device's piece in the signature that a boxing leads to."""
-        return boxing.execute(self.steps(planned), x, self.placement.axis_names, planned.shape)
+        turns = self.turns if any(m.is_collective for m in planned.moves) else Turns(())
+        x = boxing.execute(self.steps(planned), turns.sent(x), self.placement.axis_names, planned.shape)
+        return turns.given(x)
 
     def steps(self, planned: Boxing) -> list[Step]:
         """The plan's own steps, not found anew: the plan may have been priced for another cluster."""
@@ -143,7 +155,10 @@ class Emitter:
                 self.hold_back(scope, op, found[k])
             for x in again.get(k, ()):
                 self.make_again(scope, op, x)
-            self.op(op, scope)
+            if id(op) in self.turns.loops and isinstance(op, Structured):
+                self.take_turn(scope, op)
+            else:
+                self.op(op, scope)
             if k in together:
                 self.pass_together(scope, [(v.id, s) for v in together[k] for s in scope.get(v.id, {})])
 
@@ -154,7 +169,7 @@ class Emitter:
     def op(self, op: Op | Structured, scope: Scope) -> None:
         """Run one op of a graph, control flow with its bodies."""
         if isinstance(op, Structured):
-            _STRUCTURED[op.kind](self, op, scope)
+            CONTROL[op.kind](self, op, scope)
         elif not self.is_free(op):  # the others are made where they are needed
             results = self.compute(scope, op, self.ins(op), self.outs(op))
             for v, s, y in zip(op.outs, self.outs(op), results, strict=True):
@@ -215,6 +230,17 @@ class Emitter:
             self.op(link, inner)
         scope[x.value.id] = inner[x.value.id]
 
+    def take_turn(self, scope: Scope, loop: Structured) -> None:
+        """Run a loop with collectives after those before it, and before those after it."""
+        read = (x for link in loop.links for x in link.ins[:1] if isinstance(x, Value) and x.id in scope)
+        if (x := next(read, None)) is not None:
+            i, s = self.operand(scope, loop, x)
+            scope[i][s] = self.turns.loop(scope[i][s])
+        self.op(loop, scope)
+        consumers = self.program.consumers()  # a barrier on what nobody reads would be none
+        found = next((scope[v.id] for v in loop.results if consumers.get(v.id)), {})
+        found.update((s, self.turns.end(x)) for s, x in list(found.items())[:1])
+
     def pass_together(self, scope: Scope, keys: Sequence[tuple[int, Signature]]) -> None:
         """What reads one of these values from now on waits for all of them."""
         for (i, s), y in zip(keys, lax.optimization_barrier([scope[i][s] for i, s in keys]), strict=True):
@@ -248,13 +274,17 @@ class Emitter:
         y = op.primitive.bind(*arguments, **op.params)
         return y if op.primitive.multiple_results else [y]
 
-    def body(self, graph: Graph, arguments: Sequence[tuple[Value, Signature, Any]]) -> Scope:
-        """Run a body in a scope of its own."""
+    def body(
+        self, graph: Graph, arguments: Sequence[tuple[Value, Signature, Any]], results: Callable[[Scope], list[Any]]
+    ) -> list[Any]:
+        """Run a body in a scope of its own; the results are read there."""
         scope: Scope = {}
         for v, s, x in arguments:
             self.define(scope, v, s, x)
+        before, self.turns = self.turns, self.turns_in(graph)
         self.graph(graph, scope)
-        return scope
+        found, self.turns = self.turns.settle(results(scope)), before
+        return found
 
     def typed(self, scope: Scope, atom: Atom, signature: Signature, like: Any) -> Any:
         """A loop's result with exactly the dtype and weak type of what it replaces."""
@@ -282,98 +312,3 @@ def _way_to_make(
         if s.outs[result] == code:
             return tuple(map(signature_of, s.ins)), tuple(map(signature_of, s.outs))
     raise PlanError(f"{op} cannot be made as ({signature_of(code)})")
-
-
-def _scan(e: Emitter, op: Structured, scope: Scope) -> None:
-    enter, carry, unstack, stack = (op.roles[r] for r in ("enter", "carry", "unstack", "stack"))
-    (body,) = op.bodies
-    fixed = [(o.outs[0], e.outs(o)[0], e.read(scope, o.ins[0], e.ins(o)[0])) for o in enter]
-    initial = [e.read(scope, o.ins[0], e.ins(o)[0]) for o in carry]
-    sliced = [e.read(scope, o.ins[0], e.ins(o)[0]) for o in unstack]
-
-    def step(held: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        inner = e.body(
-            body,
-            [
-                *fixed,
-                *((o.outs[0], e.outs(o)[0], x) for o, x in zip(carry, held, strict=True)),
-                *((o.outs[0], e.outs(o)[0], x) for o, x in zip(unstack, xs, strict=True)),
-            ],
-        )
-        new = [e.typed(inner, o.ins[1], e.ins(o)[1], x) for o, x in zip(carry, held, strict=True)]
-        return new, [e.read(inner, o.ins[0], e.ins(o)[0]) for o in stack]
-
-    final, collected = lax.scan(
-        step, initial, sliced, length=op.params["length"], reverse=op.params["reverse"], unroll=op.params["unroll"]
-    )
-    for o, x in zip(carry, final, strict=True):
-        e.define(scope, o.outs[1], e.outs(o)[1], x)
-    for o, x in zip(stack, collected, strict=True):
-        e.define(scope, o.outs[0], e.outs(o)[0], x)
-
-
-def _while(e: Emitter, op: Structured, scope: Scope) -> None:
-    carry = op.roles["carry"]
-    cond_graph, body_graph = op.bodies
-    entered = {
-        role: [(o.outs[0], e.outs(o)[0], e.read(scope, o.ins[0], e.ins(o)[0])) for o in op.roles[role]]
-        for role in ("cond_enter", "body_enter")
-    }
-    (predicate,) = op.roles["predicate"]
-
-    def goes_on(held: list[Any]) -> Any:
-        inner = e.body(
-            cond_graph,
-            entered["cond_enter"] + [(o.outs[2], e.outs(o)[2], x) for o, x in zip(carry, held, strict=True)],
-        )
-        return e.read(inner, predicate.ins[0], e.ins(predicate)[0])
-
-    def step(held: list[Any]) -> list[Any]:
-        inner = e.body(
-            body_graph,
-            entered["body_enter"] + [(o.outs[0], e.outs(o)[0], x) for o, x in zip(carry, held, strict=True)],
-        )
-        return [e.typed(inner, o.ins[1], e.ins(o)[1], x) for o, x in zip(carry, held, strict=True)]
-
-    final = lax.while_loop(goes_on, step, [e.read(scope, o.ins[0], e.ins(o)[0]) for o in carry])
-    for o, x in zip(carry, final, strict=True):
-        e.define(scope, o.outs[1], e.outs(o)[1], x)
-
-
-def _cond(e: Emitter, op: Structured, scope: Scope) -> None:
-    (predicate,), join = op.roles["predicate"], op.roles["join"]
-    entered = [
-        [(o.outs[0], e.outs(o)[0], e.read(scope, o.ins[0], e.ins(o)[0])) for o in op.roles[f"enter{k}"]]
-        for k in range(len(op.bodies))
-    ]
-
-    def branch(k: int) -> Callable[[], list[Any]]:
-        def run() -> list[Any]:
-            inner = e.body(op.bodies[k], entered[k])
-            results = [e.read(inner, o.ins[k], e.ins(o)[k]) for o in join]
-            return [
-                y if y.dtype == o.outs[0].dtype else lax.convert_element_type(y, o.outs[0].dtype)
-                for o, y in zip(join, results, strict=True)
-            ]
-
-        return run
-
-    index = e.read(scope, predicate.ins[0], e.ins(predicate)[0])
-    results = lax.switch(lax.convert_element_type(index, jnp.int32), [branch(k) for k in range(len(op.bodies))])
-    for o, x in zip(join, results, strict=True):
-        e.define(scope, o.outs[0], e.outs(o)[0], x)
-
-
-def _barrier(e: Emitter, op: Structured, scope: Scope) -> None:
-    links = op.roles["barrier"]
-    held = lax.optimization_barrier(tuple(e.read(scope, o.ins[0], e.ins(o)[0]) for o in links))
-    for o, x in zip(links, held, strict=True):
-        e.define(scope, o.outs[0], e.outs(o)[0], x)
-
-
-_STRUCTURED: dict[str, Callable[[Emitter, Structured, Scope], None]] = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "barrier": _barrier,
-}

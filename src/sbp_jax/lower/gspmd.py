@@ -37,6 +37,7 @@ class GlobalEmitter(Emitter):
 
     def __init__(self, program: Program, plan: PlanData) -> None:
         super().__init__(program, plan)
+        self.takes_turns = False  # XLA's partitioner gives its collectives channels of their own
         for op in program.nodes:
             sides = self.decision[op.index] or ((), ())
             for v, s in zip((*op.ins, *op.outs), (*sides[0], *sides[1]), strict=False):

@@ -256,9 +256,13 @@ class _Writer(Emitter):
         def step(held: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             values = [*fixed, *zip((o.outs[0] for o in carry), held, strict=True),
                       *zip((o.outs[0] for o in unstack), xs, strict=True)]  # fmt: skip
-            inner = self.body(body, [(v, _WHOLE, x) for v, x in values])
-            new = [self.typed(inner, o.ins[1], _WHOLE, x) for o, x in zip(carry, held, strict=True)]
-            return new, [self.read(inner, o.ins[0], _WHOLE) for o in stack]
+
+            def results(inner: Scope) -> list[Any]:
+                new = [self.typed(inner, o.ins[1], _WHOLE, x) for o, x in zip(carry, held, strict=True)]
+                return [*new, *(self.read(inner, o.ins[0], _WHOLE) for o in stack)]
+
+            found = self.body(body, [(v, _WHOLE, x) for v, x in values], results)
+            return found[: len(carry)], found[len(carry) :]
 
         p = unit.params
         node = (carry or unstack)[0].index

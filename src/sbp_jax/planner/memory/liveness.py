@@ -200,8 +200,9 @@ class _Walk:
                 self.scratch[op.index] = work
         if self.device == "cpu":
             for op, user in gathers_copied(self.program, self.readers, self.absorbed):
-                span = (self.earliest[user.index],) * 2
-                self.scratch.setdefault(op.index, []).append(Scratch("out", 0, float(op.outs[0].size_bytes), span=span))
+                at = self.earliest[user.index]
+                copy = Scratch("out", 0, float(op.outs[0].size_bytes), span=(at, at))
+                self.scratch.setdefault(op.index, []).append(copy)
             hold_softmax(self.program, self.readers, self.free, self.found, self.scratch)
 
     def _life(self, op: Op, k: int, v: Value, readers: Sequence[tuple[Op, int]]) -> Lifetime:
