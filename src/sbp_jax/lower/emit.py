@@ -65,7 +65,7 @@ class Emitter:
         for b in plan.boxing_list:
             self.boxed.setdefault(b.value_id, []).append(b)
         self.producer = {v.id: op for op in program.nodes for v in op.outs}
-        self.takes_turns = plan.placement.type == "cpu"
+        self.takes_turns = self.is_whole and plan.placement.type == "cpu"
 
     def run(self, *arguments: Any) -> list[Any]:
         scope: Scope = {}
