@@ -460,11 +460,16 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:
-    """Results' buffers are there from the start; work space, copies in other layouts and in collectives count."""
+    """Results' buffers are there from the start; work space, copies in other layouts and in collectives count.
+
+    What 16-bit floats take was measured up to JAX 0.11; since 0.12 XLA leaves some as they are (docs/limits.md).
+    """
+    is_known = jax.__version_info__ < (0, 12) or all(x.dtype != jnp.bfloat16 for x in jax.tree.leaves(arguments))
+    low, high = (0.95, 1.15) if is_known else (0.7, 1.3)
     step = sbp.auto_parallel(function, placement=sbp.placement("cpu", range(devices)))
     m = step.lower(*arguments).compile().memory_analysis()
     xla = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
-    assert 0.95 <= step.plan(*arguments).memory_per_device / xla <= 1.15
+    assert low <= step.plan(*arguments).memory_per_device / xla <= high
 
 
 def test_pieces_that_are_exchanged_for_one_of_several_readers_count() -> None:
