@@ -5,6 +5,7 @@ signature is an explicit collective under a name scope of its own. XLA's partiti
 (docs/decisions/0001-manual-lowering.md).
 """
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -68,14 +69,16 @@ class Emitter:
         self.takes_turns = self.is_whole and plan.placement.type == "cpu"
 
     def run(self, *arguments: Any) -> list[Any]:
+        """The program on local pieces. Threads may trace it at the same time: each walk has turns of its own."""
+        return copy.copy(self).walk(arguments)
+
+    def walk(self, arguments: Sequence[Any]) -> list[Any]:
         scope: Scope = {}
         for op, x in zip(self.program.input_ops, arguments, strict=True):
             self.define(scope, op.outs[0], self.outs(op)[0], x)
-        before, self.turns = self.turns, self.turns_in(self.program.graph)
+        self.turns = self.turns_in(self.program.graph)
         self.graph(self.program.graph, scope)
-        results = [self.read(scope, op.ins[0], self.ins(op)[0]) for op in self.program.output_ops]
-        results, self.turns = self.turns.settle(results), before
-        return results
+        return self.turns.settle([self.read(scope, op.ins[0], self.ins(op)[0]) for op in self.program.output_ops])
 
     def turns_in(self, graph: Graph) -> Turns:
         """Of a graph's loops and the collectives beside them."""
