@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -108,11 +107,3 @@ def test_in_loops_within_loops_and_in_branches() -> None:
     step = sbp.auto_parallel(nested, placement=EIGHT, in_sbp=("S(1)", "S(1)", "S(0)"))
     found = step(*given)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, wanted)
-
-
-def test_threads_that_trace_at_the_same_time_have_turns_of_their_own() -> None:
-    step = sbp.auto_parallel(lstm_step, placement=EIGHT, donate_argnums=(0, 1))
-    step.plan(*ARGUMENTS)
-    with ThreadPoolExecutor(4) as threads:
-        texts = list(threads.map(lambda _: step.lower(*ARGUMENTS).as_text(), range(4)))
-    assert len(set(texts)) == 1

@@ -69,7 +69,7 @@ class Emitter:
         self.takes_turns = self.is_whole and plan.placement.type == "cpu"
 
     def run(self, *arguments: Any) -> list[Any]:
-        """The program on local pieces. Threads may trace it at the same time: each walk has turns of its own."""
+        """The program on local pieces. Each walk has turns of its own: one that an error ends leaves nothing behind."""
         return copy.copy(self).walk(arguments)
 
     def walk(self, arguments: Sequence[Any]) -> list[Any]:
