@@ -1,5 +1,6 @@
 """Collectives in loops, and those beside them: on CPUs they take turns (``lower/turns.py``)."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,15 @@ def test_a_step_with_gathers_in_a_loop_and_beside_it_runs() -> None:
         [sys.executable, "-c", _RUN], capture_output=True, text=True, timeout=300, check=False, cwd=_ROOT
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_loops_and_collectives_hand_on_one_number() -> None:
+    """Gather, exchange, loop, gather, exchange: what is sent after the loop waits for it, as it for what was given."""
+    text = sbp.auto_parallel(gathered, placement=EIGHT, **PINS).lower(*ODD).as_text()
+    ops = re.findall(r"stablehlo\.(all_gather(?=\")|all_to_all(?=\")|while|optimization_barrier(?=.*tensor<i1>))", text)
+    held = "optimization_barrier"
+    before, after = ["all_gather", held, held, "all_to_all", held], [held, held, "all_gather", held, "all_to_all"]
+    assert ops == [*before, "while", *after]
 
 
 def turns(function, *arguments, **options) -> int:

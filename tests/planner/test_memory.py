@@ -1,5 +1,6 @@
 """The memory model against XLA's account and against arithmetic; what plans do when memory is short (item 32)."""
 
+import functools
 import re
 from typing import Any
 
@@ -392,6 +393,15 @@ def _contrasted(p, x, y):
     return jax.tree.map(lambda w, g: w - g, p, jax.grad(loss)(p))
 
 
+def _narrow_convolutions_gradient(kernels, x):
+    def loss(kernels):
+        layout = ("NHWC", "HWIO", "NHWC")
+        apply = lambda h, k: jax.nn.relu(jax.lax.conv_general_dilated(h, k, (1, 1), "SAME", dimension_numbers=layout))  # noqa: E731
+        return jnp.mean(functools.reduce(apply, kernels, x).astype(jnp.float32) ** 2)
+
+    return jax.grad(loss)(kernels)
+
+
 _LAYER = {"x": f32(128, 128), "h": f32(128, 128), "z": f32(128, 128)}
 _PLACES = jax.ShapeDtypeStruct((32, 16, 128), jnp.int32)
 _ROWS = jax.ShapeDtypeStruct((4096,), jnp.int32)
@@ -446,6 +456,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (_loss_of_classes, [bf16(64, 2048), bf16(256, 64), jax.ShapeDtypeStruct((256,), jnp.int32)]),
         (_checkpointed_scan, [f32(6, 256, 256), bf16(64, 256)]),
         (_checkpointed_scan, [bf16(6, 256, 256), bf16(256, 256)]),
+        (_narrow_convolutions_gradient, [[bf16(3, 3, 32, 32)] * 6, bf16(32, 16, 16, 32)]),
         (lambda t, i, u: (jnp.sum(t[i] * u, -1), jnp.tanh(t[i])), [f32(512, 64), _ROWS, f32(4096, 64)]),
         (_looked_up, [bf16(4096, 64), bf16(64, 64), jax.ShapeDtypeStruct((256,), jnp.int32)]),
     ],
@@ -456,7 +467,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
          "rectified", "gated", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
          "before a loop", "accepted steps", "categorical", "outer product", "halves", "biased, checkpointed",
          "bfloat16, clipped", "bfloat16, few examples", "bfloat16, classes", "bfloat16, checkpointed scan",
-         "bfloat16 matrices, checkpointed scan", "rows that a sum reads", "bfloat16, looked up"],
+         "bfloat16 matrices, checkpointed scan", "bfloat16, convolved", "rows that a sum reads", "bfloat16, looked up"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

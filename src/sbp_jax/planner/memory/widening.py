@@ -150,7 +150,7 @@ def is_widened(op: Op, device: str) -> bool:
 def _order(op: Op, position: int) -> object:
     """The order of dims in which a product reads an operand: rows and columns, whichever of them comes first."""
     if op.name != "dot_general":
-        return op.name, position
+        return op.name, op.params["dimension_numbers"][position]
     x = op.ins[position]
     form = matrix_form(op, position)
     long = [d for d in form[0] if x.shape[d] > 1] if form else []
