@@ -10,7 +10,7 @@ from .zeros import is_zero
 
 def name_apart(
     program: Program, fusible: MutableSequence[bool], alias: MutableSequence[bool],
-    readers: Mapping[int, Sequence[tuple[Op, int]]], device: str,
+    readers: Mapping[int, Sequence[tuple[Op, int]]], maker: Mapping[int, Op], device: str,
 ) -> None:  # fmt: skip
     """What a kernel computes for a reshape alone, it writes in the reshape's form: that is no other name then.
 
@@ -18,7 +18,6 @@ def name_apart(
     the order of what they read, in a layout in which the transposition is none, and XLA copies that at its end.
     """
     outputs = {op.index for op in program.output_ops}
-    maker = {v.id: op for op in program.nodes for v in op.outs}
     for op in program.nodes:
         x = op.ins[0] if op.ins else None
         if not isinstance(x, Value) or op.primitive is None:
@@ -35,13 +34,12 @@ def name_apart(
                 fusible[op.index] = False
 
 
-def merge_scatters(program: Program, fusible: MutableSequence[bool]) -> set[int]:
+def merge_scatters(program: Program, fusible: MutableSequence[bool], maker: Mapping[int, Op]) -> set[int]:
     """The sums that XLA makes of a scatter into zeros: it adds the elements in what those would be added to.
 
     (``AlgebraicSimplifier``, where nothing else reads them, as in the gradient of a loss of one class per example.)
     The scatter is no kernel then, and the sum is one, over its other operand.
     """
-    maker = {v.id: op for op in program.nodes for v in op.outs}
     found: set[int] = set()
     for op in program.nodes:
         if op.name not in ("scatter-add", "scatter_add") or not is_zero(op.ins[0], maker):

@@ -101,8 +101,8 @@ class _Walk:
         self.cheap = [
             is_cheap(op, self.maker) or (self.on_gpu and fuses) for op, fuses in zip(nodes, self.fusible, strict=True)
         ]
-        name_apart(program, self.fusible, self.alias, self.readers, device)
-        self.scattered = merge_scatters(program, self.fusible) if device == "cpu" else set()
+        name_apart(program, self.fusible, self.alias, self.readers, self.maker, device)
+        self.scattered = merge_scatters(program, self.fusible, self.maker) if device == "cpu" else set()
         self.replacing = {program.output_ops[o].index for _, o in program.donated}
         self.homes = {op.index for op in program.output_ops}
         # When the op runs; then its own kernel, or the last kernel that computes it again; and the first.
@@ -269,9 +269,10 @@ class _Walk:
             sizes = [math.prod(x.shape) for x in self.program.nodes[until].reads]
             if until > start and until in self.wide.products and math.prod(v.shape) in sizes:
                 until -= 1  # that operand's conversion is written over it
-            for k, span in enumerate([(start, start), (start + 1, until)][: 1 + (until > start)]):
-                made = Scratch("out", 0, 2.0 * v.size_bytes, span=span, after=k == 1)
-                self.wide.scratch.setdefault(at, []).append(made)
+            held = self.wide.scratch.setdefault(at, [])
+            held.append(Scratch("out", 0, 2.0 * v.size_bytes, span=(start, start)))
+            if until > start:
+                held.append(Scratch("out", 0, 2.0 * v.size_bytes, span=(start + 1, until), after=True))
         for user, _ in self.program.consumers().get(v.id, ()):
             if user.index not in reads:  # a duplicate: it is there when the first is
                 twin = self.maker[self.duplicates[user.outs[0].id]]
