@@ -169,12 +169,14 @@ def shorter(
     best = _shortest(seen, (1 - WORTH) * first.step_seconds)
     if best is None:
         return None
-    covers.learn(best.plan, best.step)
-    own, _ = price(Slack(covers.of(best.plan), 0.0), best.grouping.decisions.class_of)
-    # What sticks out of this plan's own compute: nothing is less than every node and pair at its own least.
-    floor = Found(best.found.solution, own.evaluate(best.found.solution.choice), without_presolve(own).floor())
     alike = [p for p in passes if p.grouping is best.grouping]
-    proven = _proven(best.found, [*alike, _Pass(0.0, own, floor, best.grouping)])
+    if min([_left_open(best.found, p) for p in alike], default=1.0) > pass_gap:
+        covers.learn(best.plan, best.step)
+        own, _ = price(Slack(covers.of(best.plan), 0.0), best.grouping.decisions.class_of)
+        # What sticks out of this plan's own compute: nothing is less than every node and pair at its own least.
+        floor = Found(best.found.solution, own.evaluate(best.found.solution.choice), without_presolve(own).floor())
+        alike.append(_Pass(0.0, own, floor, best.grouping))
+    proven = _proven(best.found, alike)
     return Shorter(
         Decided(proven.found, request.solver), best.plan, proven.problem, best.grouping, proven.share,
         best.step.step_seconds, first.step_seconds,
@@ -188,18 +190,19 @@ def _shortest(seen: Sequence[_Seen], below_seconds: float) -> _Seen | None:
 
 def _proven(chosen: Found, passes: Sequence[_Pass]) -> _Pass:
     """A choice at the prices of the pass whose bound it is nearest to: each pass proved one."""
-    at = [p.problem.evaluate(chosen.solution.choice) for p in passes]
-    k = min(range(len(passes)), key=lambda k: (_gap(at[k], passes[k].found.bound), k))
-    share, problem, proof = passes[k].share, passes[k].problem, passes[k].found
+    nearest = min(passes, key=lambda p: _left_open(chosen, p))
+    proof, seconds = nearest.found, nearest.problem.evaluate(chosen.solution.choice)
     # A plan of less without the memory limit is known only where memory was short in the search at these prices.
-    free = proof.free_seconds if proof.memory_is_short else at[k]
-    found = replace(chosen, seconds=at[k], bound=min(proof.bound, at[k]), free_seconds=free,
+    free = proof.free_seconds if proof.memory_is_short else seconds
+    found = replace(chosen, seconds=seconds, bound=min(proof.bound, seconds), free_seconds=free,
                     memory_is_short=proof.memory_is_short, seconds_per_byte=proof.seconds_per_byte)  # fmt: skip
-    return _Pass(share, problem, found, passes[k].grouping)
+    return replace(nearest, found=found)
 
 
-def _gap(seconds: float, bound: float) -> float:
-    return max(0.0, seconds - bound) / seconds if seconds else 0.0
+def _left_open(chosen: Found, proof: _Pass) -> float:
+    """The gap of a choice at the prices of a pass, to the bound that was proven there."""
+    seconds = proof.problem.evaluate(chosen.solution.choice)
+    return max(0.0, seconds - proof.found.bound) / seconds if seconds else 0.0
 
 
 def _share_for(hidden: PlanData, other: PlanData, share: float) -> float:

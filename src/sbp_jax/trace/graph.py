@@ -21,7 +21,7 @@ _name_of = functools.lru_cache(maxsize=256)(str)  # by dtype; numpy puts it toge
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One array of the program: its whole shape and dtype, and how often a step computes it."""
+    """One array of the program: its whole shape and dtype, which do not change, and how often a step computes it."""
 
     id: int
     shape: tuple[int, ...]
@@ -31,6 +31,11 @@ class Value:
     literal: Any = None
     weak: bool = False
     """Whether its type gives way to another's, as a Python scalar's does."""
+    size_bytes: int = field(init=False, repr=False)
+    """Bytes of the whole value."""
+
+    def __post_init__(self) -> None:
+        self.size_bytes = math.prod(self.shape, start=int(self.dtype.itemsize))
 
     @property
     def dtype_name(self) -> str:
@@ -41,11 +46,6 @@ class Value:
     def itemsize(self) -> int:
         """Bytes an element."""
         return int(self.dtype.itemsize)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole value."""
-        return math.prod(self.shape, start=int(self.dtype.itemsize))
 
     def __str__(self) -> str:
         return f"{self.name or f'%{self.id}'}:{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -30,10 +30,10 @@ class Tracer:
         weak = getattr(aval, "weak_type", False)
         return Value(self.shared.count, tuple(aval.shape), aval.dtype, self.times, name, weak=weak)
 
-    def like(self, x: Value) -> Value:
-        """A new value of this scope that looks like another."""
+    def like(self, x: Value, shape: tuple[int, ...] | None = None, name: str = "") -> Value:
+        """A new value of this scope that looks like another, or has its own ``shape``."""
         self.shared.count += 1
-        return Value(self.shared.count, x.shape, x.dtype, self.times, weak=x.weak)
+        return Value(self.shared.count, x.shape if shape is None else shape, x.dtype, self.times, name, weak=x.weak)
 
     def scoped(self, times: float) -> "Tracer":
         """A tracer for a body that runs ``times`` times as often as this scope."""

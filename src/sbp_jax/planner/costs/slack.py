@@ -54,5 +54,5 @@ def exposed(seconds: np.ndarray, covers: np.ndarray, share: float) -> np.ndarray
     if not covers.any():
         return seconds
     finite = np.where(np.isfinite(seconds), seconds, 0.0)
-    covered = sum(np.minimum(finite, s) for s in covers.tolist()) / len(covers)
+    covered = np.minimum(finite, covers[:, None, None]).sum(axis=0) / len(covers)
     return seconds - (1 - share) * covered

@@ -152,8 +152,10 @@ class Tables:
     def _add(self, key: _Key, a: int, b: int, start: int, end: int, v: Value, room: float = 0.0) -> None:
         """One more instance of a table, which is computed the first time. What fits into ``room``
         bytes is held elsewhere."""
-        if end < start or (key[0] in _OF_TWO and key[0] not in self._of_two(key[1:], v)):
-            return
+        if end >= start and (key[0] not in _OF_TWO or key[0] in self._of_two(key[1:], v)):
+            self._put(key, a, b, start, end, v, room)
+
+    def _put(self, key: _Key, a: int, b: int, start: int, end: int, v: Value, room: float) -> None:
         if room:
             key = *key, room
         if key not in self.tables:
@@ -188,38 +190,44 @@ class Tables:
             readers = [r for r in readers if r not in apart]
             last = max(self._times(life, index)[1] for _, _, index in readers)
             kept = self._apart(cluster, k, v, hub, apart, [self._times(life, index) for _, _, index in readers])
-        aside = 0.0 if life.home else self._aside(v, min(first, whole), last)
         into_loop = any([self.clustering.clusters[r[2]].ops[0].name in _OF_LOOPS for r in readers])
         sliced = first if into_loop else whole
+        possible = self._of_two(where, v)
+        aside = 0.0 if life.home or _COPIES.isdisjoint(possible) else self._aside(v, min(first, whole), last)
+
+        def add(what: str, start: int, end: int, room: float = 0.0) -> None:
+            if end >= start and what in possible:
+                self._put((what, *where), group, other, start, end, v, room)
+
         if life.resident:
             self._add(("own", group, k), group, -1, made, kept, v)
             if life.copied >= first:
                 self._copied(group, k, v, life)
             # What is not wanted in memory the readers' kernels take.
-            self._add(("slice", *where), group, other, first, life.wanted, v, aside)
-            self._add(("smaller", *where), group, other, first, last, v, aside)
-            self._add(("larger", *where), group, other, first, last, v, aside)
+            add("slice", first, life.wanted, aside)
+            add("smaller", first, last, aside)
+            add("larger", first, last, aside)
         else:
             if not (life.named or life.home):
-                self._add(("same", *where), group, other, made, kept, v, room)
+                add("same", made, kept, room)
             if not life.named:
                 if not life.fluid:
-                    self._add(("source of slice", *where), group, other, made, sliced, v, room)
-                self._add(("source of smaller", *where), group, other, made, whole, v, room)
-                self._add(("source of larger", *where), group, other, made, first, v, room)
+                    add("source of slice", made, sliced, room)
+                add("source of smaller", made, whole, room)
+                add("source of larger", made, first, room)
             if life.fluid:
-                self._add(("slice", *where), group, other, made, kept, v, room)
+                add("slice", made, kept, room)
             elif not life.home:
-                self._add(("slice", *where), group, other, sliced, last, v, aside)
+                add("slice", sliced, last, aside)
             if not life.home:
-                self._add(("smaller", *where), group, other, whole, last, v, aside)
-                self._add(("larger", *where), group, other, first, last, v, aside)
+                add("smaller", whole, last, aside)
+                add("larger", first, last, aside)
             if whole == made:  # a loop's stack is written in the order that is wanted
-                self._add(("moved", *where), group, other, whole, whole, v)
+                add("moved", whole, whole)
         if into_loop and not life.named:
-            self._add(("gathered", *where), group, other, first, first, v)
+            add("gathered", first, first)
         if self.model.uneven:  # gathered with its padding, and then without
-            self._add(("padding", *where), group, other, first, first, v)
+            add("padding", first, first)
         if hub is not None:
             self._more(group, k, hub, v, life, readers)
             if not (into_loop or life.named or self.model.hardware.device.name != "cpu"):

@@ -19,7 +19,7 @@ from ...rules import once as once_rules
 from ...rules import opaque as opaque_rules
 from ...rules.widen import strategies
 from ...signature import Signature, Split
-from ...trace import Op, Program, Value
+from ...trace import Op, Program
 from .. import catalogue
 from ..amounts import bytes_text
 from ..request import Request
@@ -88,7 +88,7 @@ def repeated(program: Program, factors: Sequence[Factors], plan: PlanData, reque
     lines, reasons = program.lines, _Reasons(request)
     found: dict[tuple[str, str, str, Cause], _Sums] = {}
     for op, f, k in zip(program.nodes, factors, plan.nodes, strict=True):
-        if op.primitive is None or k < 0 or not whole[k] or not any([x.shape for x in (*op.ins, *op.outs)]):
+        if k < 0 or not whole[k] or op.primitive is None or not any([x.shape for x in (*op.ins, *op.outs)]):
             continue  # scalars are whole anyway
         reason, cause = reasons(op, f)
         if reason in _SMALL:
@@ -211,8 +211,8 @@ class _Reasons:
 
 
 def _times(op: Op) -> float:
-    value = next(iter((*op.outs, *op.reads)), None)
-    return value.times if isinstance(value, Value) else 1.0
+    some = op.outs or op.reads
+    return some[0].times if some else 1.0
 
 
 def _is_whole(ins: Sequence[Signature], outs: Sequence[Signature]) -> bool:

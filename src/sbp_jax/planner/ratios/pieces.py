@@ -216,9 +216,7 @@ class _Pieces:
         return list(outs)
 
     def value(self, like: Value, shape: tuple[int, ...]) -> Value:
-        new = self.t.like(like)
-        new.shape, new.name = shape, like.name
-        return new
+        return self.t.like(like, shape, like.name)
 
     def add(self, step: Op | Structured, group: Group) -> None:
         self.t.ops.append(step)

@@ -185,13 +185,13 @@ class _Choice:
             if asked.remat:
                 self.hold_all(base)
         elif asked.remat:
-            frees_much = self.frees_much(self.freed(turn, base, model))
+            frees_much = self.frees_much(self.freed(turn, base, sizes, model))
             ladder, held = Ladder(self.program, base, turn, sizes), Held(self.program, base, turn, sizes, asked)
             none_again = functools.partial(self.none_again, base, turn, frees_much)
             self.climb(base, turn, ladder, held, none_again)
             if not self.tried:
                 none_again()
-        elif not self.tried or self.is_worth(max(self.freed(turn, p, model) for p in (base, self.tried[0]))):
+        elif not self.tried or self.may_save(turn, base, sizes, model):
             self.mix(turn, (), 0.0, base.memory_per_device)
         if not self.tried:
             self.look_for_smallest()
@@ -215,9 +215,8 @@ class _Choice:
         base.notes.append(f"does not fit by the memory model: {self.refusal}")
         return base
 
-    def freed(self, turn: Turn, plan: PlanData, model: CostModel) -> float:
+    def freed(self, turn: Turn, plan: PlanData, own: Sizes, model: CostModel) -> float:
         """The most bytes that reading arguments anew spares a plan over the turn: their copies, or all of them."""
-        own = Sizes(self.program, plan, model)
         anew = {v.id: v for v in read_anew(self.program, turn.node)}
         copies = dict.fromkeys(anew, 0.0)
         for b in plan.boxing_list:
@@ -230,12 +229,13 @@ class _Choice:
         """Whether so many bytes are a part of the limit that another plan may be worth."""
         return freed > _WORTH * self.limit
 
-    def is_worth(self, freed: float) -> bool:
-        """Whether so many bytes fewer may save enough of the first plan's step for another search.
-
-        Prices at all points count: which of several peaks alike has the price says little (docs/decisions/0008).
-        """
+    def may_save(self, turn: Turn, base: PlanData, sizes: Sizes, model: CostModel) -> bool:
+        """Whether reading arguments anew may save enough of the first plan's step for another search. Prices at all
+        points count: which of several peaks alike has the price says little (docs/decisions/0008)."""
         first = self.tried[0]  # it holds all
+        freed = self.freed(turn, base, sizes, model)
+        if first is not base:
+            freed = max(freed, self.freed(turn, first, Sizes(self.program, first, model), model))
         saved = freed * first.statistics.get("seconds_per_byte", 0.0)
         is_open = self.request.thorough or first.optimality_gap > _OPEN
         return self.frees_much(freed) and (is_open or saved > _WORTH_OF_STEP * first.objective)
