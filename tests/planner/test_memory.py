@@ -402,6 +402,16 @@ def _narrow_convolutions_gradient(kernels, x):
     return jax.grad(loss)(kernels)
 
 
+def _recurrence_gradient(a, b, c):
+    """A linear recurrence by halves: kernels of deep halves read what higher ones compute anew."""
+
+    def loss(a, b, c):
+        scanned = jax.lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (jnp.exp(-a * a), b), axis=1)
+        return jnp.sum(scanned[1] * c, -1).var()
+
+    return jax.grad(loss, (0, 1, 2))(a, b, c)
+
+
 _LAYER = {"x": f32(128, 128), "h": f32(128, 128), "z": f32(128, 128)}
 _PLACES = jax.ShapeDtypeStruct((32, 16, 128), jnp.int32)
 _ROWS = jax.ShapeDtypeStruct((4096,), jnp.int32)
@@ -458,6 +468,7 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
         (_checkpointed_scan, [bf16(6, 256, 256), bf16(256, 256)]),
         (_narrow_convolutions_gradient, [[bf16(3, 3, 32, 32)] * 6, bf16(32, 16, 16, 32)]),
         (lambda t, i, u: (jnp.sum(t[i] * u, -1), jnp.tanh(t[i])), [f32(512, 64), _ROWS, f32(4096, 64)]),
+        (_recurrence_gradient, [f32(8, 128, 64, 8), f32(8, 128, 64, 8), f32(8, 128, 1, 8)]),
         (_looked_up, [bf16(4096, 64), bf16(64, 64), jax.ShapeDtypeStruct((256,), jnp.int32)]),
     ],
     ids=["cumsum", "fft", "svd", "singular values", "concatenate", "made of a scalar", "normal", "convolution",
@@ -467,7 +478,8 @@ _RECURRENT = {"x": f32(64, 256), "z": f32(256, 256), "h": f32(256, 256), "o": f3
          "rectified", "gated", "bfloat16", "bfloat16 in a loop", "sliced", "cut top_k", "groups of rows",
          "before a loop", "accepted steps", "categorical", "outer product", "halves", "biased, checkpointed",
          "bfloat16, clipped", "bfloat16, few examples", "bfloat16, classes", "bfloat16, checkpointed scan",
-         "bfloat16 matrices, checkpointed scan", "bfloat16, convolved", "rows that a sum reads", "bfloat16, looked up"],
+         "bfloat16 matrices, checkpointed scan", "bfloat16, convolved", "rows that a sum reads", "linear recurrence",
+         "bfloat16, looked up"],
 )  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 8])
 def test_odd_programs_against_xla(devices, function, arguments) -> None:

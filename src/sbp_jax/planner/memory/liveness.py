@@ -219,18 +219,22 @@ class _Walk:
         if repeats and not named and reads_more(op, self.maker):
             at_will = alone or self.on_gpu or not comes_back(op, readers, self.maker, self.fusible)
             repeats = at_will and all([fuses for _, _, fuses, _ in found])
-        if self.fusible[at] and v.shape:  # numbers take no room, and every kernel may compute them
-            indexed = self._indexed(readers) if repeats else {}
+        beyond = -1  # the last kernel that would compute it too often, and reads it instead
+        if self.fusible[at] and v.shape and repeats:  # numbers take no room, and every kernel may compute them
+            indexed = self._indexed(readers)
             often = {
                 u: 1 if by is _ITSELF else sum([self.often[i].get(u, 1) for i in by if i >= 0]) or 1
                 for u, by in indexed.items()
             }
-            if any([n > (1 if op.name in BRANCHES else MOST_COPIES) for n in often.values()]):
-                repeats, often = False, {}
-            if repeats and often:
-                self.indexed[at], self.often[at] = indexed, often
-        if not self.indexed[at]:
-            self.indexed[at], self.often[at] = {at: _ITSELF}, {at: 1}
+            most = 1 if op.name in BRANCHES else MOST_COPIES
+            again = [u for u, n in often.items() if n <= most]
+            if len(again) < len(often):
+                beyond = max([self.when[u] for u, n in often.items() if n > most])
+                repeats = bool(again)
+            if again:
+                self.indexed[at], self.often[at] = {u: indexed[u] for u in again}, {u: often[u] for u in again}
+        if beyond >= 0 or not self.indexed[at]:
+            self.indexed[at][at], self.often[at][at] = _ITSELF, 1
         first, last, home = self.end + 1, start, False
         wide = bool(readers) and at in self.wide.products  # its conversion is what readers compute again
         apart = repeats or (wide and v.id not in self.held.written and not is_turned_once(v, self.readers))
@@ -253,6 +257,9 @@ class _Walk:
                 kept = until
             home = home or user.index in self.homes
         self.repeats[at] |= repeats
+        if repeats and beyond >= 0:
+            kept = max(kept, beyond)
+            self.again[at] = max([self.when[u] for u in self.indexed[at] if u != at])
         if not named and kept == last and kept > start and self._overwritten(v, kept, readers):
             kept = last = kept - 1
         whole = self._whole(op, k)
