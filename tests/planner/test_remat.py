@@ -170,16 +170,16 @@ def test_what_saves_next_to_nothing_is_not_searched(monkeypatch: pytest.MonkeyPa
 def test_arguments_are_read_anew_where_that_promises_a_part_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever point has the price: one of several peaks alike has it, and which one says nothing."""
     free = sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=sbp.AutoParallelConfig(overlap=False))
-    asked, told = remat._Choice.is_worth, list[bool]()
+    asked, told = remat._Choice.may_save, list[bool]()
 
-    def at_prices(self, freed):
-        plan = self.tried[0]
+    def at_prices(self, *given):
+        plan, freed = self.tried[0], self.freed(*given)
         for promised in (0.02, 0.04):
             plan.statistics["seconds_per_byte"] = promised * plan.objective / freed
-            told.append(asked(self, freed))
+            told.append(asked(self, *given))
         return False
 
-    monkeypatch.setattr(remat._Choice, "is_worth", at_prices)
+    monkeypatch.setattr(remat._Choice, "may_save", at_prices)
     monkeypatch.setattr(remat, "_is_close", lambda *_: False)
     config = sbp.AutoParallelConfig(memory_limit=0.9 * free.memory_per_device, overlap=False)
     sbp.plan(deep, *DEEP, placement=where(8), donate_argnums=0, config=config)

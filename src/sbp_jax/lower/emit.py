@@ -78,7 +78,7 @@ class Emitter:
             self.define(scope, op.outs[0], self.outs(op)[0], x)
         self.turns = self.turns_in(self.program.graph)
         self.graph(self.program.graph, scope)
-        return self.turns.settle([self.read(scope, op.ins[0], self.ins(op)[0]) for op in self.program.output_ops])
+        return [self.read(scope, op.ins[0], self.ins(op)[0]) for op in self.program.output_ops]
 
     def turns_in(self, graph: Graph) -> Turns:
         """Of a graph's loops and the collectives beside them."""
@@ -235,14 +235,12 @@ class Emitter:
 
     def take_turn(self, scope: Scope, loop: Structured) -> None:
         """Run a loop with collectives after those before it, and before those after it."""
-        read = (x for link in loop.links for x in link.ins[:1] if isinstance(x, Value) and x.id in scope)
-        if (x := next(read, None)) is not None:
+        read = [x for link in loop.links for x in link.ins[:1] if isinstance(x, Value) and x.id in scope]
+        if (x := min(read, key=lambda x: x.size_bytes, default=None)) is not None:  # the smallest: it may be copied
             i, s = self.operand(scope, loop, x)
             scope[i][s] = self.turns.loop(scope[i][s])
         self.op(loop, scope)
-        consumers = self.program.consumers()  # a barrier on what nobody reads would be none
-        found = next((scope[v.id] for v in loop.results if consumers.get(v.id)), {})
-        found.update((s, self.turns.end(x)) for s, x in list(found.items())[:1])
+        self.turns.end([y for v in loop.results for y in scope.get(v.id, {}).values()])
 
     def pass_together(self, scope: Scope, keys: Sequence[tuple[int, Signature]]) -> None:
         """What reads one of these values from now on waits for all of them."""
@@ -286,7 +284,7 @@ class Emitter:
             self.define(scope, v, s, x)
         before, self.turns = self.turns, self.turns_in(graph)
         self.graph(graph, scope)
-        found, self.turns = self.turns.settle(results(scope)), before
+        found, self.turns = results(scope), before
         return found
 
     def typed(self, scope: Scope, atom: Atom, signature: Signature, like: Any) -> Any:

@@ -3,9 +3,9 @@
 XLA for CPUs starts what hangs on no loop while the loop runs. All collectives of a manual step have one channel, by
 which devices find each other: a device that comes to a collective in the loop meets one that comes to another beside
 it, and the process ends, or waits for ever (jaxlib 0.10.2; an LSTM's step, every time). So where a graph has such a
-loop a number that is False goes through barriers: with what a collective sends and gives, with what the loop reads and
-gives. A barrier of which nobody reads the results is none to XLA, so that number has a say in one of the graph's
-results in the end: were it True, that would be zeros.
+loop a number that is False, which XLA does not know, hangs on what collectives and loops have given, and what the next
+of them reads hangs on the number: were it True, that would be NaN. Barriers alone order what is compiled, not what
+runs: they are no kernels, and kernels start as soon as the buffers that they read are there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,53 +23,55 @@ from ..trace import Graph, Structured
 class Turns:
     """Whose turn it is among a graph's loops and the collectives beside them.
 
-    ``loops``: the loops with collectives, by their ``id``. ``is_waiting``: whether a collective or a loop was run that
-    the next loop has to wait for. ``is_asked``: whether something waited for its turn.
+    ``loops``: the loops with collectives, by their ``id``.
     """
 
     def __init__(self, loops: Sequence[Structured]) -> None:
         self.loops = frozenset(map(id, loops))
         self.left = len(loops)
-        self.is_waiting = self.has_begun = self.is_asked = False
-        self.number: Any = np.zeros((), np.bool_)
-
-    def pass_on(self, x: Any) -> Any:
-        """What is read of ``x`` from now on waits for all that had its turn."""
-        x, self.number = lax.optimization_barrier((x, self.number))
-        return x
+        self.has_begun = False
+        self.number: Any = None
 
     def sent(self, x: Any) -> Any:
         """What a collective sends: it waits for the loops before it."""
-        self.is_asked = self.is_asked or self.has_begun
-        return self.pass_on(x) if self.has_begun else x
+        return self._held_up(x) if self.has_begun else x
 
     def given(self, y: Any) -> Any:
         """What a collective gives: the loops to come wait for it."""
-        if not self.left:
-            return y
-        self.is_waiting = True
-        return self.pass_on(y)
+        if self.left:
+            self._wait_for([y])
+        return y
 
     def loop(self, x: Any) -> Any:
         """What a loop reads: it waits for the collectives and the loops before it."""
-        self.is_asked = self.is_asked or self.is_waiting
-        return self.pass_on(x) if self.is_waiting else x
+        return self._held_up(x)
 
-    def end(self, result: Any) -> Any:
-        """What a loop gives, once it has run."""
+    def end(self, results: Sequence[Any]) -> None:
+        """A loop has run, and gives these: what it does not change is there before, so all of them count."""
         self.left -= 1
-        self.is_waiting = self.has_begun = True
-        return self.pass_on(result)
+        self.has_begun = True
+        self._wait_for(results)
 
-    def settle(self, results: Sequence[Any]) -> list[Any]:
-        """The graph's results, one of which hangs on every turn."""
-        found = list(results)
-        if self.is_asked:
-            plain = [k for k, x in enumerate(found) if not jnp.issubdtype(x.dtype, jax.dtypes.extended)]
-            at = min(plain, key=lambda k: jnp.size(found[k]), default=None)
-            if at is not None:
-                found[at] = jnp.where(self.number, jnp.zeros_like(found[at]), found[at])
-        return found
+    def _wait_for(self, given: Sequence[Any]) -> None:
+        """The number hangs on an element of each of these."""
+        for y in given:
+            if jnp.issubdtype(y.dtype, jax.dtypes.extended):
+                y = jax.random.key_data(y)
+            if y.size:
+                element = lax.slice(y, (0,) * y.ndim, (1,) * y.ndim).reshape(())
+                number = lax.optimization_barrier(np.zeros((), np.bool_)) if self.number is None else self.number
+                self.number = number & (element != 0)
+
+    def _held_up(self, x: Any) -> Any:
+        """``x``, which is there when the number is."""
+        if self.number is None or not x.size:
+            return x
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            data = self._held_up(jax.random.key_data(x))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        if jnp.issubdtype(x.dtype, jnp.inexact):  # not zeros, which XLA may know that ``x`` is
+            return jnp.where(self.number, jnp.full_like(x, jnp.nan), x)
+        return x ^ self.number.astype(x.dtype)
 
 
 def loops_that_talk(graph: Graph, boxed: Mapping[int, Sequence[Boxing]]) -> list[Structured]:
