@@ -238,7 +238,7 @@ class Emitter:
         read = [x for link in loop.links for x in link.ins[:1] if isinstance(x, Value) and x.id in scope]
         if (x := min(read, key=lambda x: x.size_bytes, default=None)) is not None:  # the smallest: it may be copied
             i, s = self.operand(scope, loop, x)
-            scope[i][s] = self.turns.loop(scope[i][s])
+            scope[i][s] = self.turns.held_up(scope[i][s])
         self.op(loop, scope)
         self.turns.end([y for v in loop.results for y in scope.get(v.id, {}).values()])
 

@@ -34,7 +34,7 @@ class Turns:
 
     def sent(self, x: Any) -> Any:
         """What a collective sends: it waits for the loops before it."""
-        return self._held_up(x) if self.has_begun else x
+        return self.held_up(x) if self.has_begun else x
 
     def given(self, y: Any) -> Any:
         """What a collective gives: the loops to come wait for it."""
@@ -42,9 +42,16 @@ class Turns:
             self._wait_for([y])
         return y
 
-    def loop(self, x: Any) -> Any:
+    def held_up(self, x: Any) -> Any:
         """What a loop reads: it waits for the collectives and the loops before it."""
-        return self._held_up(x)
+        if self.number is None or not x.size:
+            return x
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            data = self.held_up(jax.random.key_data(x))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        if jnp.issubdtype(x.dtype, jnp.inexact):  # not zeros, which XLA may know that ``x`` is
+            return jnp.where(self.number, jnp.full_like(x, jnp.nan), x)
+        return x ^ self.number.astype(x.dtype)
 
     def end(self, results: Sequence[Any]) -> None:
         """A loop has run, and gives these: what it does not change is there before, so all of them count."""
@@ -61,17 +68,6 @@ class Turns:
                 element = lax.slice(y, (0,) * y.ndim, (1,) * y.ndim).reshape(())
                 number = lax.optimization_barrier(np.zeros((), np.bool_)) if self.number is None else self.number
                 self.number = number & (element != 0)
-
-    def _held_up(self, x: Any) -> Any:
-        """``x``, which is there when the number is."""
-        if self.number is None or not x.size:
-            return x
-        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            data = self._held_up(jax.random.key_data(x))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-        if jnp.issubdtype(x.dtype, jnp.inexact):  # not zeros, which XLA may know that ``x`` is
-            return jnp.where(self.number, jnp.full_like(x, jnp.nan), x)
-        return x ^ self.number.astype(x.dtype)
 
 
 def loops_that_talk(graph: Graph, boxed: Mapping[int, Sequence[Boxing]]) -> list[Structured]:
